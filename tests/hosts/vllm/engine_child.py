@@ -74,12 +74,16 @@ class Engine:
         return self._take_encoded()
 
     def interrupt(self, messages: list[Any], num_steps: int, **change: Any) -> None:
-        """Begin to answer, write weights in the middle, and drop the requests after one more step."""
+        """Begin to answer, write weights in the middle, and drop the requests after one more step.
+
+        Not so after `reload_weights`: it empties the runner's encoder cache, and vLLM ends if a request needs it then.
+        """
         ids = self._llm.enqueue_chat(_chats(messages), GREEDY, use_tqdm=False)
         for _ in range(num_steps):
             self._llm.llm_engine.step()
         self._set(**change)
-        self._llm.llm_engine.step()
+        if change["way"] != "reload":
+            self._llm.llm_engine.step()
         self._llm.llm_engine.abort_request(ids, internal=True)
         while self._llm.llm_engine.has_unfinished_requests():
             self._llm.llm_engine.step()

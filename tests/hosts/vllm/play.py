@@ -43,7 +43,7 @@ FLAGS: Mapping[str, Flags] = {
     "usual": Flags(LORA),
     "bfloat16": Flags({"dtype": "bfloat16"}, adapters=("",)),
     "small images": Flags(LORA | {"mm_processor_kwargs": {"max_pixels": 112 * 112}}),
-    "plain code": Flags(LORA, {"ATEN_CPU_CAPABILITY": "default"}),
+    "other instructions": Flags(LORA, {"ATEN_CPU_CAPABILITY": "avx2"}),
     "adapters of the tower": Flags(
         LORA | {"enable_tower_connector_lora": True}, adapters=("", "decoder", "tower", "tower")
     ),

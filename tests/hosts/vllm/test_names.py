@@ -189,7 +189,7 @@ def test_other_bits_have_other_names(checkpoint: MakeCheckpoint, store: ChildSer
         ({}, {}),
         ({"dtype": "bfloat16"}, {}),
         ({"mm_processor_kwargs": {"max_pixels": 12544}}, {}),
-        ({}, {"ATEN_CPU_CAPABILITY": "default"}),
+        ({}, {"ATEN_CPU_CAPABILITY": "avx2"}),
         ({"packs": True}, {}),
     ]
     folder, log = checkpoint("qwen2_5_vl"), tmp_path / "engine.log"

@@ -29,5 +29,5 @@ def test_long_play(
     draw_seeds: Callable[[int], range],
 ) -> None:
     with Play(checkpoint("qwen2_5_vl"), store.run_dir, tmp_path, flags, seed=draw_seeds(1)[0]) as play:
-        play.run(300 if len(flags) == 1 else 120)
+        play.run(200 if len(flags) == 1 else 80)
     assert play.counts["encoded"] < play.counts["items"], "nothing was found"
