@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -119,7 +120,7 @@ class EngineProcess:
         """End it in order; may be called again."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            if not pipe.closed:
+            with contextlib.suppress(BrokenPipeError):  # it died with a command before it
                 pipe.close()
         try:
             self._process.wait(STOP_S)
