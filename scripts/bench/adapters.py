@@ -10,6 +10,9 @@ servers     the time to the first token of vLLM's OpenAI server on the CPU, over
             what is more than that is ours. Every prompt begins otherwise, so that none has a prefix in the KV cache.
 new         the same for images that nobody has encoded, with a tower that takes next to nothing: pairs of requests, one
             to each server, in turns; the ratio of each pair.
+transfers   the first token about an image that another server has encoded, less the first token of text, with our
+            connector and with ECExampleConnector in /dev/shm, asked some time after the first server has answered.
+            ECCPUConnector needs vLLM's second model runner, which does not run on a CPU.
 processing  what vLLM's API process does for an image before it is scheduled, with shared processed items and without.
 
 Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python -m scripts.bench.adapters`.
@@ -17,6 +20,7 @@ Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python -m scripts.b
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
@@ -39,7 +43,7 @@ from scripts.bench.sidecar_processes import frontend
 from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 
-CONNECTOR, SERVERS, NEW, PROCESSING = "connector", "servers", "new", "processing"
+CONNECTOR, SERVERS, NEW, TRANSFERS, PROCESSING = "connector", "servers", "new", "transfers", "processing"
 LOOK_UP = "look up"
 EXAMPLE = "ECExampleConnector in /dev/shm"
 OFF, TEXT_ONLY, WANTED = "without mmcached", "text only, as many tokens", "reach"
@@ -58,6 +62,7 @@ IMAGE_TOKENS = (SIDE // 28) ** 2 + 2
 NUM_REPLICA_IMAGES = 64
 REPLICA_SIDE = 112
 LOOK_UP_US = 25.0
+TRANSFER_SIDES, DELAYS_S = (448, 1792), (0.0, 0.5, 3.0)
 LARGE_STORE_GB = 4.0
 """Processed items have up to 19 MB."""
 SAVED_S = 60.0
@@ -73,6 +78,7 @@ BOUNDS = [
     Bound("reach", f"{UNKNOWN}, median of pairs", IMAGE, OFF, 1.03),
     Bound("reach", f"{UNKNOWN}, median of pairs", SMALL_IMAGE, OFF, 1.03),
     Bound("reach", "picture that the host has processed", "1792 px", OFF, 0.05),
+    Bound("reach", "name alone of a picture that the host knows", "1792 px", f"{OFF}, from the file", 0.03),
     Bound("reach", "new picture, median of pairs", "1792 px", OFF, 1.03),
     Bound("reach", "tower runs of 2 servers", f"the same {NUM_REPLICA_IMAGES} images", "images", 1.0),
 ]
@@ -130,14 +136,14 @@ def _per_call_us(call: Callable[[str], object], names: Iterator[str]) -> float:
 def compare_servers(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
         run_dir = start_store(stack)
-        off, first, second = start_servers(stack, run_dir, ("off", "first", "second"), DEPTH, WIDTH)
+        off, first, second = start_servers(stack, [{}, mmcached(run_dir), mmcached(run_dir)], DEPTH, WIDTH)
         yield from _first_tokens(off, first, second, run_dir, num_rounds)
         yield _tower_runs([first, second])
 
 
 def compare_new_images(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
-        off, ours = start_servers(stack, start_store(stack), ("off", "ours"), SMALL_DEPTH, SMALL_WIDTH)
+        off, ours = start_servers(stack, [{}, mmcached(start_store(stack))], SMALL_DEPTH, SMALL_WIDTH)
         pairs = [_pair(off, ours, number) for number in range(num_rounds * PAIRS_PER_ROUND)]
         yield from _ratios(SMALL_IMAGE, pairs)
 
@@ -153,17 +159,55 @@ def compare_processing(num_rounds: int) -> Iterator[Row]:
         yield from adapters_processing.rows(checkpoint, start_store(stack, LARGE_STORE_GB), num_rounds)
 
 
-def start_servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: int, width: int) -> list[VllmServer]:
-    """Start servers of one checkpoint, all but `off` with the store, and have each answer a few times."""
+def compare_transfers(num_rounds: int) -> Iterator[Row]:
+    with ExitStack() as stack:
+        ours, example = mmcached(start_store(stack, LARGE_STORE_GB)), _example(stack)
+        servers = start_servers(
+            stack, [ours, ours, example, example], SMALL_DEPTH, SMALL_WIDTH, side=max(TRANSFER_SIDES)
+        )
+        pairs = {"ours": servers[:2], EXAMPLE: servers[2:]}
+        for side, delay_s in itertools.product(TRANSFER_SIDES, DELAYS_S):
+            found: dict[str, list[float]] = {name: [] for name in pairs}
+            for number in range(num_rounds):
+                for name in [*pairs][:: 1 if number % 2 else -1]:
+                    first, second = pairs[name]
+                    found[name].append(_transfer_ms(first, second, side, delay_s))
+            what = f"first token less text's, encoded by another server {delay_s} s before"
+            ours_ms, example_ms = (statistics.median(times) for times in found.values())
+            yield row(what, f"{side} px", ours_ms, "ms", peer=EXAMPLE, peer_value=example_ms)
+
+
+def _example(stack: ExitStack) -> dict[str, Any]:
+    """Return the options of a server with vLLM's own connector, whose files lie in /dev/shm."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmc-"))
+    extra = {"shared_storage_path": folder}
+    transfer = {"ec_connector": "ECExampleConnector", "ec_role": "ec_both", "ec_connector_extra_config": extra}
+    return {"ec-transfer-config": transfer}
+
+
+def _transfer_ms(first: VllmServer, second: VllmServer, side: int, delay_s: float) -> float:
+    """Have one server encode a new image; return the first token of the other one, less that of text, ms."""
+    number = 10_000 + next(_numbers)
+    first.ask(about(number, side), max_tokens=1)
+    time.sleep(delay_s)
+    image_ms = first_token_ms(second, about(number, side))
+    return image_ms - first_token_ms(second, [text(f"{next(_numbers):06} What?" + "a" * IMAGE_TOKENS)])
+
+
+def start_servers(
+    stack: ExitStack, transfers: Sequence[dict[str, Any]], depth: int, width: int, side: int = SIDE
+) -> list[VllmServer]:
+    """Start servers of one checkpoint, one for each connector's options, and have each answer a few times."""
     if find_spec("vllm") is None:
         raise Unavailable("vLLM is not installed here")
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
-    checkpoint = _checkpoint(stack, "--depth", str(depth), "--width", str(width))
+    checkpoint = _checkpoint(stack, "--depth", str(depth), "--width", str(width), max_pixels=side * side)
     options = {"max-num-batched-tokens": 2048, "enable-prefix-caching": True, "mm-processor-cache-gb": 0}
+    if side > SIDE:
+        options |= {"max-num-batched-tokens": 8192, "max-model-len": 8192}
     servers = []
-    for name in names:
-        ours = {} if name == "off" else mmcached(run_dir)
-        servers.append(VllmServer(checkpoint, folder / f"{name}.log", options | ours))
+    for number, transfer in enumerate(transfers):
+        servers.append(VllmServer(checkpoint, folder / f"{number}.log", options | transfer))
         stack.callback(servers[-1].stop)
     for server in servers:
         server.wait_until_ready()
@@ -174,9 +218,9 @@ def start_servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: 
     return servers
 
 
-def about(number: int) -> Content:
+def about(number: int, side: int = SIDE) -> Content:
     """Return a message about an image, with a beginning that no other has."""
-    return [text(f"{next(_numbers):06}"), image(number, SIDE), text("What?")]
+    return [text(f"{next(_numbers):06}"), image(number, side), text("What?")]
 
 
 def _pair(off: VllmServer, ours: VllmServer, number: int) -> tuple[float, float]:
@@ -267,11 +311,12 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # servers beside each other on few cores
     harness.main(
         "the adapter for vLLM: its connector and whole servers",
-        [CONNECTOR, SERVERS, NEW, PROCESSING],
+        [CONNECTOR, SERVERS, NEW, TRANSFERS, PROCESSING],
         lambda undo: {
             CONNECTOR: compare_connectors,
             SERVERS: compare_servers,
             NEW: compare_new_images,
+            TRANSFERS: compare_transfers,
             PROCESSING: compare_processing,
         },
         rounds=(ROUNDS, QUICK_ROUNDS),

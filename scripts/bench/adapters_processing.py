@@ -2,7 +2,8 @@
 
 From the decoded file to the engine's item, in one process: hash, look-up, the model's processor, the message over
 ZeroMQ, and the engine's cache. An item that is found is not loaded: that is the encoder's part. A tiny Qwen2.5-VL with
-the real processor. The file is decoded before, in both alike.
+the real processor. The file is decoded before, in both alike; a request with a name alone has no file, and its peer
+decodes one.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ from pathlib import Path
 
 from PIL import Image
 from vllm.multimodal.media import MediaWithBytes
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.processing import ProcessorInputs
 
+from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 from scripts.bench.harness import Row, row, wall_us
 from scripts.bench.processing import photograph
 from tests.hosts.vllm.engine_ends import Engine
 
 OFF = "without mmcached"
-KNOWN, NEW = "picture that the host has processed", "new picture"
+KNOWN, NEW, NAMED = "picture that the host has processed", "new picture", "name alone of a picture that the host knows"
+OFF_FROM_FILE = "without mmcached, from the file"
 SIDES = (448, 1792)
 
 
 def rows(checkpoint: Path, run_dir: Path, num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
-        directories = (None, run_dir, run_dir)
-        off, first, second = (stack.enter_context(Engine(checkpoint, each, copies=False)) for each in directories)
+        note_named_items(ProcessorInputs)
+        off, first, second = (
+            stack.enter_context(Engine(checkpoint, each, copies=False, has_named=True))
+            for each in (None, run_dir, run_dir)
+        )
         for side in SIDES:
             for engine in (off, first, second):
                 _prepare_ms(engine, _picture(side, -1))
@@ -39,20 +47,29 @@ def _of_one_size(off: Engine, first: Engine, second: Engine, side: int, num_roun
     without: list[float] = []
     new: list[float] = []
     known: list[float] = []
+    from_file: list[float] = []
+    by_name: list[float] = []
     for number in range(num_rounds):
         picture = _picture(side, number)
         for engine, times in ((off, without), (first, new))[:: 1 if number % 2 else -1]:
             times.append(_prepare_ms(engine, picture))
         known.append(_prepare_ms(second, picture))
+        from_file.append(_prepare_ms(off, _picture(side, num_rounds + number).original_bytes))
+        name = f"{side} px, {number}"
+        _prepare_ms(first, picture, name)
+        by_name.append(_prepare_ms(second, None, name))
     params, base = f"{side} px", statistics.median(without)
     yield row(KNOWN, params, statistics.median(known), "ms", peer=OFF, peer_value=base)
+    base = statistics.median(from_file)
+    yield row(NAMED, params, statistics.median(by_name), "ms", peer=OFF_FROM_FILE, peer_value=base)
     ratio = statistics.median(ours / theirs for ours, theirs in zip(new, without, strict=True))
     yield row(f"{NEW}, median of pairs", params, ratio, "×", peer=OFF, peer_value=1.0)
 
 
-def _prepare_ms(engine: Engine, picture: MediaWithBytes[Image.Image]) -> float:
+def _prepare_ms(engine: Engine, picture: MediaWithBytes[Image.Image] | bytes | None, name: str | None = None) -> float:
     def prepare() -> None:
-        engine.send([picture])
+        media = ImageMediaIO().load_bytes(picture) if isinstance(picture, bytes) else picture
+        engine.send([media], [name])
         engine.receive()
 
     return wall_us(prepare) / 1000

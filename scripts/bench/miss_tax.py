@@ -32,7 +32,7 @@ from scripts.bench import adapters, harness
 from scripts.bench.encode import cpu_ms, service
 from scripts.bench.harness import Bound, Row, Section, row
 from tests.hosts.prompts import Content
-from tests.hosts.vllm.servers import VllmServer
+from tests.hosts.vllm.servers import VllmServer, mmcached
 
 SERVICE, VLLM = "service", "vllm"
 WITHOUT = "without a store"
@@ -95,8 +95,8 @@ def compare_vllm(trace: Path | None, max_pairs: int, _num_rounds: int) -> Iterat
     uses = pictures(trace)
     with ExitStack() as stack:
         run_dir = adapters.start_store(stack)
-        names, tower = ("off", "ours"), (adapters.SMALL_DEPTH, adapters.SMALL_WIDTH)
-        off, ours = adapters.start_servers(stack, run_dir, names, *tower)
+        tower = adapters.SMALL_DEPTH, adapters.SMALL_WIDTH
+        off, ours = adapters.start_servers(stack, [{}, mmcached(run_dir)], *tower)
 
         def first_token(server: VllmServer, message: Content) -> Times:
             return (adapters.first_token_ms(server, message),)
