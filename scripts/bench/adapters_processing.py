@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 from vllm.multimodal.media import MediaWithBytes
 from vllm.multimodal.media.image import ImageMediaIO
-from vllm.multimodal.processing import ProcessorInputs
+from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 from scripts.bench.harness import Row, row, wall_us
@@ -32,7 +32,7 @@ SIDES = (448, 1792)
 
 def rows(checkpoint: Path, run_dir: Path, num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
-        note_named_items(ProcessorInputs)
+        note_named_items(BaseMultiModalProcessor)
         off, first, second = (
             stack.enter_context(Engine(checkpoint, each, copies=False, has_named=True))
             for each in (None, run_dir, run_dir)

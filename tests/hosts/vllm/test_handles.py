@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm.multimodal.cache.base import MultiModalCacheMissError
 from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.multimodal.processing import ProcessorInputs
+from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.integrations.processed_inputs import vllm_handles
@@ -131,8 +131,9 @@ def test_without_a_service_items_take_vllms_own_way(model: Path, tmp_path: Path)
 
 def test_a_name_alone_finds_the_item(model: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound by the first server that processes it; another server, and a server without names, have the same record."""
-    monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", ProcessorInputs.get_mm_hashes)
-    note_named_items(ProcessorInputs)
+    process = BaseMultiModalProcessor._cached_apply_hf_processor
+    monkeypatch.setattr(BaseMultiModalProcessor, "_cached_apply_hf_processor", process)
+    note_named_items(BaseMultiModalProcessor)
     with (
         Engine(model, run_dir, has_named=True) as first,
         Engine(model, run_dir, has_named=True) as second,

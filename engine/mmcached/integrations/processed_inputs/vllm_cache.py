@@ -149,7 +149,8 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             raise ValueError(f"an item of a request has the field {HANDLE}")
         self._own.validate_input_item(mm_item, mm_hash)
 
-    def release_sender_touches(self) -> None:
+    def begin_request(self) -> None:
+        """End what is left of the last request: of one that failed, or in releases of vLLM that do not release."""
         self._hits.clear()
         self._contents.clear()
         self.named.forget()
@@ -158,6 +159,9 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._claims.clear()
         if self._lent is not None:
             self._lent.end_old()
+
+    def release_sender_touches(self) -> None:
+        self.begin_request()
         self._own.release_sender_touches()
 
     def clear_cache(self) -> None:
@@ -171,7 +175,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         return stats
 
     def close(self) -> None:
-        self.release_sender_touches()
+        self.begin_request()
         if self._lent is not None:
             self._lent.end_all()
         self._own.close()

@@ -50,7 +50,6 @@ class NamedItems:
             has_data: Returns whether the request has the data of an item, by modality and index.
             contents: Computes the hashes of the same items without their uuids.
         """
-        self.forget()  # of a request that has failed
         self._model = model
         all_contents = functools.cache(contents)
         for modality, of_modality in hashes.items():
@@ -92,28 +91,39 @@ class NamedItems:
         return f"vllm/{self._model}/{name}"
 
 
-def note_named_items(inputs: type[Any]) -> None:
-    """Have vLLM's `ProcessorInputs` note named items in the shared cache whenever it computes hashes."""
-    compute = inputs.get_mm_hashes
-    if hasattr(compute, "__wrapped__"):
+def note_named_items(processor: type[Any]) -> None:
+    """Have vLLM's `BaseMultiModalProcessor` tell the shared cache of each request, and of its named items."""
+    process = processor._cached_apply_hf_processor
+    if hasattr(process, "__wrapped__"):
         return
 
-    @functools.wraps(compute)
-    def computing(self: Any, model_id: str, *values: Any, **options: Any) -> Any:
-        hashes = compute(self, model_id, *values, **options)
-        named = getattr(self.cache, "named", None)
+    @functools.wraps(process)
+    def processing(self: Any, inputs: Any, *values: Any, **options: Any) -> Any:
+        cache = inputs.cache if hasattr(inputs, "cache") else self.cache  # the processor's own before vLLM 0.32
+        named = getattr(cache, "named", None)
         if named is not None:
-            bare = replace(self, mm_uuid_items=None)
-            named.note(
-                model_id,
-                hashes,
-                self.mm_uuid_items or {},
-                lambda modality, index: self.mm_data_items[modality].get(index) is not None,
-                lambda: compute(bare, model_id, *values, **options),
-            )
-        return hashes
+            cache.begin_request()
+            uuids = inputs.mm_uuid_items or {}
+            if any(uuid is not None for of_modality in uuids.values() for uuid in of_modality or ()):
+                bare = replace(inputs, mm_uuid_items=None)
+                named.note(
+                    self.info.model_id,
+                    _hashes(self, inputs),
+                    uuids,
+                    lambda modality, index: inputs.mm_data_items[modality].get(index) is not None,
+                    lambda: _hashes(self, bare),
+                )
+        return process(self, inputs, *values, **options)
 
-    inputs.get_mm_hashes = computing
+    processor._cached_apply_hf_processor = processing
+
+
+def _hashes(processor: Any, inputs: Any) -> Mapping[str, Sequence[str]]:
+    """Return the hashes of a request's items, with what a model's own processor adds (since vLLM 0.32)."""
+    if not hasattr(processor, "_get_mm_hashes"):
+        model = processor.info
+        return inputs.get_mm_hashes(model.model_id, model.ctx.get_mm_config().mm_hasher_algorithm)  # type: ignore[no-any-return]
+    return processor._get_mm_hashes(inputs)  # type: ignore[no-any-return]
 
 
 def _at(contents: Callable[[], Mapping[str, Sequence[str]]], modality: str, index: int) -> str:

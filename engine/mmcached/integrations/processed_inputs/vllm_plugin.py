@@ -32,32 +32,40 @@ def register() -> None:
     if not run_dir:
         return
     from vllm.multimodal import cache
-    from vllm.multimodal.processing import ProcessorInputs
+    from vllm.multimodal.processing import BaseMultiModalProcessor
+    from vllm.multimodal.registry import MultiModalRegistry
     from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
     from vllm.renderers import base
 
     from mmcached.integrations.processed_inputs.vllm_films import share_films
     from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 
+    sender = functools.partial(_sender, Path(run_dir))
     for name in ("processor_cache_from_config", "processor_only_cache_from_config"):
-        _replace([base], name, functools.partial(_sender, Path(run_dir)))
+        # Functions of a module since 0.32, methods before.
+        _replace([base if hasattr(base, name) else MultiModalRegistry], name, sender)
+    name = "engine_receiver_cache_from_config"
     # The engine's module is imported after this in the API process, and before it in the engine's.
-    engine = [sys.modules[name] for name in ("vllm.v1.engine.core",) if name in sys.modules]
-    _replace([cache, *engine], "engine_receiver_cache_from_config", functools.partial(_receiver, Path(run_dir)))
-    note_named_items(ProcessorInputs)
+    owners = [cache, sys.modules.get("vllm.v1.engine.core")] if hasattr(cache, name) else [MultiModalRegistry]
+    _replace([each for each in owners if each is not None], name, functools.partial(_receiver, Path(run_dir)))
+    note_named_items(BaseMultiModalProcessor)
     share_films(VIDEO_LOADER_REGISTRY.name2class, functools.cache(functools.partial(_client, Path(run_dir))))
 
 
-def _replace(modules: Sequence[Any], name: str, shared: Callable[[Any, Any], Any]) -> None:
-    """Replace a factory of vLLM by a factory that gets the configuration and what the factory made of it."""
-    for module in modules:
-        make = getattr(module, name)
+def _replace(owners: Sequence[Any], name: str, shared: Callable[[Any, Any], Any]) -> None:
+    """Replace a factory of vLLM by a factory that gets the configuration and what vLLM's made of it."""
+    for owner in owners:
+        make = getattr(owner, name)
         if not hasattr(make, "__wrapped__"):
-            setattr(module, name, functools.wraps(make)(functools.partial(_made, make, shared)))
+            setattr(owner, name, _after(make, shared))
 
 
-def _made(make: Callable[[Any], Any], shared: Callable[[Any, Any], Any], vllm_config: Any) -> Any:
-    return shared(vllm_config, make(vllm_config))
+def _after(make: Callable[..., Any], shared: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*values: Any) -> Any:
+        return shared(values[-1], make(*values))
+
+    return made
 
 
 def _is_on(variable: str) -> bool:
