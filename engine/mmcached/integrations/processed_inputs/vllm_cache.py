@@ -150,7 +150,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._own.validate_input_item(mm_item, mm_hash)
 
     def begin_request(self) -> None:
-        """End what is left of the last request: of one that failed, or in releases of vLLM that do not release."""
+        """Forget the last request, if it failed or vLLM has not called `release_sender_touches` (before 0.32)."""
         self._hits.clear()
         self._contents.clear()
         self.named.forget()
