@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from mmcached.cli.admin.verify import watch
 from mmcached.client import Client
+from mmcached.frontend.store import verification
 from mmcached.wire.stats import StoreStats
 from tests.integration.local_service import LocalService, without_caches
 from tests.integration.processes import eventually, small_config, stats_of
@@ -33,6 +34,12 @@ def fill_caches(client: Client, turn: int) -> None:
     first = NUM + 32 * turn
     for start in range(first, first + 32, 8):
         client.encode([photo(index) for index in range(start, start + 8)])
+
+
+@pytest.fixture(autouse=True)
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a verification last for a whole test, on however busy a machine."""
+    monkeypatch.setattr(verification, "VERIFY_S", 600.0)
 
 
 def counted(run_dir: Path, verified: int) -> StoreStats:

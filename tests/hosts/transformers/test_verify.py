@@ -11,6 +11,7 @@ import torch
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from mmcached.client import Client
+from mmcached.frontend.store import verification
 from mmcached.integrations.transformers import CachedImageProcessor, cached_image_features
 from mmcached.wire.stats import StoreStats
 from tests.client.services import StoreService
@@ -29,6 +30,12 @@ def service(run_dir: Path) -> Iterator[StoreService]:
 def client(service: StoreService) -> Iterator[Client]:
     with Client(service.directory.path, fail_open=False) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a verification last for a whole test, on however busy a machine."""
+    monkeypatch.setattr(verification, "VERIFY_S", 600.0)
 
 
 def counted(service: StoreService, verified: int) -> StoreStats:

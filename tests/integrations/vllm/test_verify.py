@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from mmcached.frontend.store import verification
 from mmcached.integrations.vllm.records import record_of
 from mmcached.wire.stats import StoreStats
 from tests.client.services import StoreService
@@ -15,6 +16,12 @@ from tests.integrations.vllm.steps import PREFIX, Request, Steps, embedding, ite
 
 A, B = item(1), item(2)
 NewEngine = Callable[..., Steps]
+
+
+@pytest.fixture(autouse=True)
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a verification last for a whole test, on however busy a machine."""
+    monkeypatch.setattr(verification, "VERIFY_S", 600.0)
 
 
 def counted(store: StoreService, verified: int) -> StoreStats:
