@@ -22,6 +22,7 @@ from mmcached.wire.stats import StoreStats
 from tests.client.services import StoreService
 from tests.integration.processes import eventually
 
+LASTING_S = 600.0
 KEYS = [f"mine/{index}" for index in range(400)]
 
 
@@ -41,7 +42,7 @@ def client(service: StoreService) -> Iterator[Client]:
 @pytest.fixture(autouse=True)
 def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a verification last for a whole test, on however busy a machine."""
-    monkeypatch.setattr(verification, "VERIFY_S", 600.0)
+    monkeypatch.setattr(verification, "VERIFY_S", LASTING_S)
 
 
 def record(value: float, num_rows: int = 4) -> dict[str, Any]:
@@ -79,9 +80,9 @@ def test_about_the_share_is_recomputed_and_another_part_a_second_later(service: 
 
 def test_a_verification_ends_that_is_not_renewed(service: StoreService, client: Client) -> None:
     client.verify(1.0)
-    service.call(lambda: service.desk.check(time.monotonic() + verification.VERIFY_S / 2))
+    service.call(lambda: service.desk.check(time.monotonic() + LASTING_S / 2))
     assert client.is_verifying()
-    service.call(lambda: service.desk.check(time.monotonic() + verification.VERIFY_S))
+    service.call(lambda: service.desk.check(time.monotonic() + LASTING_S))
     assert not client.is_verifying()
 
 
