@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mmcached.cache.checkpoints.checkpoint import Checkpoint
+from mmcached.gateway.processing import checkpoint_processor
 from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
 from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.item_processor import Processing
@@ -47,3 +48,23 @@ def test_an_items_key_follows_what_decides_its_tensors(tmp_path: Path) -> None:
     keys = [Processing(config_of(folder)).keys(IMAGE, "") for folder in others]
     assert len(set(keys)) == 3
     assert Processing(config_of(write(tmp_path / "d"))).keys(IMAGE, "") == keys[0], "where it lies does not matter"
+
+
+@pytest.mark.parametrize("drift", ["versions", "options", "backend", "limits", "model"])
+def test_an_item_of_another_processor_has_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drift: str
+) -> None:
+    before = processor_of(write(tmp_path / "a")).fingerprint
+    assert processor_of(write(tmp_path / "b")).fingerprint == before
+    folder, limits = write(tmp_path / "c"), "limits"
+    if drift == "versions":
+        monkeypatch.setattr(checkpoint_processor, "library_versions", lambda: {"pillow": "0"})
+    elif drift == "options":
+        folder = write(tmp_path / "d", processor=CROPPED | {"do_normalize": False})
+    elif drift == "backend":
+        folder = write(tmp_path / "d", processor=CROPPED | {"image_processor_type": "CLIPImageProcessorPil"})
+    elif drift == "model":
+        folder = write(tmp_path / "d", CLIP | {"patch_size": 28})
+    else:
+        limits = "other"
+    assert CheckpointProcessor(Checkpoint.open(folder), limits).fingerprint != before

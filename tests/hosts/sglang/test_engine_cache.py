@@ -146,7 +146,7 @@ def test_a_record_that_the_model_cannot_take_is_replaced(
 ) -> None:
     """It comes from a program of the same user that puts wrong records under right keys."""
     first, second, third = new_engine(), new_engine(), new_engine()
-    key = item_key(first.cache._names, hash_of(1))
+    key = item_key(first.cache.name() or "", hash_of(1))
     with Client(os.environ["MMCACHED_RUN_DIR"], fail_open=False) as writer:
         assert writer.put(key, {"embedding": embedding})
     right = second.step(1)

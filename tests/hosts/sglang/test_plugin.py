@@ -28,8 +28,11 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Updater
 from sglang.srt.mem_cache import kv_cache_builder
 from sglang.srt.disaggregation.encoder import runtime
+from sglang.srt.model_executor.model_runner import ModelRunner
 places = [kv_cache_builder.init_mm_embedding_cache, Scheduler.flush_cache, Updater.update_weights_from_disk,
-    Updater.update_weights_from_distributed, Updater.update_weights_from_tensor, Updater.update_weights_from_ipc]
+    Updater.update_weights_from_distributed, Updater.update_weights_from_tensor, Updater.update_weights_from_ipc,
+    Updater.begin_weight_update, Updater.end_weight_update, Updater.release_memory_occupation,
+    Updater.resume_memory_occupation, ModelRunner.load_model]
 print("hooks:", sum(hasattr(place, "__wrapped__") for place in places))
 print("children:", runtime.launch_encoder.__module__, runtime.launch_dp_worker.__module__)
 """
@@ -53,7 +56,7 @@ def test_nothing_happens_unless_asked() -> None:
 def test_what_is_asked_for_is_put_in_place() -> None:
     said = load(SHOW + SHOW_HOOKS, MMCACHED_SGLANG="engine_cache,embedding_store")
     assert "MmcachedEmbeddingStore" in said
-    assert "hooks: 6" in said
+    assert "hooks: 11" in said
     assert "children: mmcached.integrations.sglang.children mmcached.integrations.sglang.children" in said
 
 

@@ -155,6 +155,28 @@ def test_what_a_result_depends_on_tells_it_apart(client: Client) -> None:
     assert not any(torch.equal(seen[0], each) for each in seen[1:])
 
 
+@pytest.mark.parametrize(
+    "drift", ["versions", "options", "arguments", pytest.param("backend", marks=needs_torchvision)]
+)
+def test_items_of_another_processor_are_not_found(client: Client, monkeypatch: pytest.MonkeyPatch, drift: str) -> None:
+    cached = CachedImageProcessor(processor_of("CLIPImageProcessorPil"), client)
+    cached(BATCH[0], return_tensors="pt")
+    other = CachedImageProcessor(processor_of("CLIPImageProcessorPil"), client)
+    other(BATCH[0], return_tensors="pt")
+    assert other.num_processed == 0
+    arguments = {}
+    if drift == "versions":
+        monkeypatch.setattr(image_processor, "_versions", lambda: {"transformers": "0", "pillow": "0"})
+    elif drift == "options":
+        other.processor.crop_size = {"height": 28, "width": 28}
+    elif drift == "arguments":
+        arguments = {"do_center_crop": False}
+    else:  # torchvision, the fast one
+        other = CachedImageProcessor(processor_of("CLIPImageProcessor"), client)
+    other(BATCH[0], return_tensors="pt", **arguments)
+    assert (other.num_images - other.num_hits, other.num_bypassed) == (1, 0)
+
+
 def test_results_are_the_callers_own(client: Client) -> None:
     cached = CachedImageProcessor(processor_of("CLIPImageProcessorPil"), client)
     wanted = cached(BATCH[0], return_tensors="pt")["pixel_values"].clone()

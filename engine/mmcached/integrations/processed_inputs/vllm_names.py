@@ -1,14 +1,15 @@
 """Computes the fingerprint of vLLM's processor: everything that an item depends on beside its content.
 
 vLLM's hash of an item has its content, the processor's arguments of the request, and the model's name as it was given.
-The bytes of the processor's and tokenizer's files, the versions, and the arguments of the server come from here.
+The bytes of the processor's and tokenizer's files, versions, environment variables, and the arguments of the server
+come from here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from mmcached.cache.output_names import PACKAGES
+from mmcached.cache.output_names import PACKAGES, computing_variables
 from mmcached.client import Client
 from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
 from mmcached.wire.extras import package_versions
@@ -31,6 +32,7 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     return {
         "host": "vllm",
         "versions": package_versions(PACKAGES),
+        "variables": computing_variables(),
         "files": checkpoint_identity(files, client, suffixes=OF_PROCESSORS),
         "tokenizer": checkpoint_identity(tokenizer, client, suffixes=OF_PROCESSORS),
         "config": str(model_config.hf_config.to_dict()),

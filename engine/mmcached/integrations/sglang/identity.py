@@ -1,9 +1,9 @@
 """Computes the namespace of SGLang's embeddings and the key of an item.
 
-    content of the checkpoint | MMCACHED_NAMESPACE ──┐
-    SGLang's arguments                               ├──> namespace ──┐
-    versions, variables, kind of device              ┘                ├──> key
-    SGLang's hashes of the item's pixels ─────────────────────────────┘
+    weights of the tower, else content of the checkpoint | MMCACHED_NAMESPACE ──┐
+    SGLang's arguments, small files of the checkpoint                           ├──> namespace ──┐
+    versions, variables, kind of device                                         ┘                ├──> key
+    SGLang's hashes of the item's pixels ────────────────────────────────────────────────────────┘
 
 SGLang's hashes have 64 bits and cover the item alone, so everything else is in the namespace, except the composition of
 batches: an embedding is shared as it was computed once, as in SGLang's own cache.
@@ -22,7 +22,7 @@ from mmcached.cache.output_names import PACKAGES
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.integrations.embedding_width import embedding_width
-from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
+from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
 from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.sglang.settings import NAMESPACE, SglangSettings
 from mmcached.wire.errors import ConfigError
@@ -49,11 +49,15 @@ def item_key(namespace: str, *hashes: int | str) -> str:
     return output_key(namespace, blake3(",".join(map(str, hashes)).encode()).hexdigest(16))
 
 
-def namespace(room: str, settings: SglangSettings, client: Client) -> str:
+def namespace(
+    room: str, settings: SglangSettings, client: Client, *, tower: str | None = None, is_first: bool = True
+) -> str:
     """Return the name of this process's embeddings; reads the checkpoint if the host has no digest.
 
     Args:
         room: The adapter part; records of encoder servers and of engines have different forms.
+        tower: Digest of the tower's weights in this process; None if it is unknown.
+        is_first: Whether this was the tower at start, which the setting `namespace` names.
 
     Raises:
         ConfigError: The content of the checkpoint is unknown here, and no setting names it.
@@ -62,8 +66,11 @@ def namespace(room: str, settings: SglangSettings, client: Client) -> str:
 
     published = _published()
     model, items, device = (None, None, None) if published is None else published
+    files = None
     if settings.namespace:
-        weights = {"named": settings.namespace}
+        weights = {"named": settings.namespace} | ({} if is_first else {"tower": tower})
+    elif tower is not None and published is not None:
+        weights, files = {"tower": tower}, checkpoint_identity(_local(model), client, suffixes=OF_PROCESSORS)
     elif published is not None:
         weights = {"checkpoint": checkpoint_identity(_folder(model), client)}
     else:
@@ -71,8 +78,8 @@ def namespace(room: str, settings: SglangSettings, client: Client) -> str:
     server = {} if published is None else _server_arguments()
     rows = {
         "host": f"sglang {room}",
-        "weights": {**weights, **_named(model, OF_WEIGHTS)},
-        "model": _named(model, OF_MODEL),
+        "weights": {**weights, **(_named(model, OF_WEIGHTS) if files is None else {})},
+        "model": {**_named(model, OF_MODEL), "files": files},
         "processor": _named(items, OF_PROCESSOR),  # the key has the hash of its pixels
         "code": None,  # of the version of SGLang
         "dtype": _named(model, ("dtype",)),
@@ -144,6 +151,10 @@ def _folder(model: Any) -> Path:
     if model.load_format not in FROM_THE_FOLDER:
         limit = f"must name the weights: with --load-format {model.load_format} no folder has them"
         raise ConfigError(NAMESPACE, "", limit)
+    return _local(model)
+
+
+def _local(model: Any) -> Path:
     try:
         return checkpoint_folder(model.model_path, model.revision, model.download_dir)
     except OSError as error:

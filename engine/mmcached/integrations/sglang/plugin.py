@@ -21,6 +21,7 @@ FIRST = (0, 5, 23)
 END = (0, 6)
 BACKEND = "mooncake"
 MAKES_THE_CACHE = "sglang.srt.managers.mm_schedule.init_mm_embedding_cache"
+MAKES_THE_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 FLUSHES = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
 UPDATES = tuple(
     f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}"
@@ -29,6 +30,10 @@ UPDATES = tuple(
         "update_weights_from_distributed",
         "update_weights_from_tensor",
         "update_weights_from_ipc",
+        "begin_weight_update",
+        "end_weight_update",
+        "release_memory_occupation",
+        "resume_memory_occupation",
     )
 )
 
@@ -69,10 +74,12 @@ def _check_hashes() -> None:
 def _register_engine_cache() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for place in (MAKES_THE_CACHE, FLUSHES, *UPDATES):
+    for place in (MAKES_THE_MODEL, MAKES_THE_CACHE, FLUSHES, *UPDATES):
         _check_place(place)
     from mmcached.integrations.sglang.engine_cache import clear_after_flush, clear_after_update, install
+    from mmcached.integrations.sglang.tower import note_runner
 
+    HookRegistry.register(MAKES_THE_MODEL, note_runner, HookType.AFTER)
     HookRegistry.register(MAKES_THE_CACHE, install, HookType.AFTER)
     HookRegistry.register(FLUSHES, clear_after_flush, HookType.AFTER)
     for place in UPDATES:

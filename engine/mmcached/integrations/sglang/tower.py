@@ -1,0 +1,91 @@
+"""Reads the tower of an SGLang engine: the content of its weights, as they are in the process now.
+
+    parameters outside the language model ──all bytes, blake3──> digest
+
+The language model is a child of the model with a usual name, unless code behind `get_…_feature` names it: then items
+have some of its weights. Of a model without such a child every parameter counts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from mmcached.worker.encoders.content import Content
+
+_LANGUAGE = frozenset({"language_model", "model", "llm", "lm_head"})
+_FEATURES = ("get_image_feature", "get_video_feature", "get_audio_feature")
+_RUNNERS: list[weakref.ref[Any]] = []
+"""The engine's own model runner, once it has loaded its model."""
+
+
+def note_runner(result: Any, runner: Any, *arguments: Any, **named: Any) -> None:
+    """Remember the runner that has loaded the engine's model; SGLang calls this."""
+    if not getattr(runner, "is_draft_worker", False):
+        _RUNNERS[:] = [weakref.ref(runner)]
+
+
+def known_runner() -> Any:
+    """Return the runner of this process's engine; None without one."""
+    return _RUNNERS[0]() if _RUNNERS else None
+
+
+def is_loaded(runner: Any) -> bool:
+    """Return whether a runner has all weights: it may load them while it starts."""
+    return getattr(runner, "startup_weight_load", None) is None
+
+
+def tower_digest(model: torch.nn.Module) -> str:
+    """Return the digest of a model's tower; raises what reading a weight raises."""
+    of_text = language_names(type(model))
+    content = Content(is_vast=True)
+    for name, value in sorted(model.state_dict(keep_vars=True).items()):
+        if name.partition(".")[0] in of_text:
+            continue
+        for index, part in enumerate(_plain(value.data)):
+            content.add(f"{name} {index}", part)
+    return content.hexdigest()
+
+
+def language_names(kind: type) -> frozenset[str]:
+    """Return the usual names of a language model that no code behind a model's features names."""
+    return _LANGUAGE - set(_names_behind(kind))
+
+
+def _names_behind(kind: type) -> Iterator[str]:
+    """Yield the names in the code of a model's features, and of its methods that these name."""
+    seen: set[str] = set()
+    ahead = list(_FEATURES)
+    while ahead:
+        name = ahead.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for owner in kind.__mro__:
+            method = inspect.unwrap(getattr(vars(owner).get(name), "__func__", vars(owner).get(name)))  # type: ignore[arg-type]
+            if isinstance(method, FunctionType):
+                names = list(_names_in(method.__code__))
+                yield from names
+                ahead += names
+
+
+def _names_in(code: CodeType) -> Iterable[str]:
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _names_in(value)
+
+
+def _plain(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors that a tensor consists of: several where a quantiser packs it."""
+    if type(value) is torch.Tensor or not hasattr(value, "__tensor_flatten__"):
+        yield value
+    else:
+        names, _ = value.__tensor_flatten__()
+        for name in names:
+            yield from _plain(getattr(value, name))
