@@ -5,10 +5,12 @@ Sections, such as "prefix 0.1 B":
 prefix     the first token of a prompt whose first 2,000 tokens are known, and of a new one
 pictures   the first token of a prompt with a picture that is known, and with a new one
 batch      16 requests at once in the modes packed and aligned, beside `generate_batch` of Transformers
+vllm       the same in the mode packed, beside vLLM
 stream     the first token of a stream beside 16 others, and alone
 
 The models have the shapes of SmolLM-135M and Qwen2.5-0.5B, the tower that of CLIP-L at 336 px (576 tokens a picture).
-Services and peer compute in float32 with as many threads as there are processors.
+Services and peers compute in float32, with as many threads as `OMP_NUM_THREADS` says, else as there are processors.
+The environment of `make test-vllm` has both peers.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from mmcached.client import AsyncClient, Client
 from mmcached.wire.config import ServiceConfig
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Row, Sampler, Section, compare, require_extras, row
+from scripts.bench.language_peers import AnswerBatch, generate_batch, vllm_engine
 
 NUM_ROUNDS, QUICK_ROUNDS = 5, 2
 START_S, ANSWER_S = 600.0, 600.0
@@ -65,7 +68,7 @@ IMAGE_TOKEN = 500
 KNOWN, MORE = 2000, 50
 NUM_REQUESTS, PROMPT, ANSWER = 16, 128, 32
 BATCH = f"{NUM_REQUESTS} requests of {PROMPT} + {ANSWER} tokens"
-PREFIX_NEW, PICTURE_NEW, PEER, ALONE = "prefix new", "picture new", "generate_batch", "alone"
+PREFIX_NEW, PICTURE_NEW, PEER, VLLM, ALONE = "prefix new", "picture new", "generate_batch", "vLLM", "alone"
 OTHER_TEXT = "other text before it"
 BOUNDS = [
     Bound(kind="reach", name="first token, 2,000 tokens known", params=f"{size}, aligned", peer=PREFIX_NEW, ratio=0.15)
@@ -205,7 +208,7 @@ def batch(size: str, num_rounds: int) -> Iterator[Row]:
         checkpoint_of(size) as folder,
         service(folder, mode="packed") as packed,
         service(folder, mode="aligned") as aligned,
-        generate_batch(folder) as peer,
+        generate_batch(folder, ANSWER) as peer,
     ):
         figures = compare(_with_batches(packed, aligned, peer, Prompts(3)), num_rounds)
     yield _row(BATCH, f"{size}, packed", figures, PEER, "tokens/s")
@@ -213,17 +216,24 @@ def batch(size: str, num_rounds: int) -> Iterator[Row]:
     yield _row(BATCH, f"{size}, aligned", packed_figures, "packed", "tokens/s")
 
 
-def _with_batches(
-    packed: Path, aligned: Path, peer: Callable[[Sequence[Sequence[int]]], int], prompts: Prompts
-) -> Mapping[str, Sampler]:
-    def asked() -> list[list[int]]:
-        return [prompts.new(PROMPT) for _ in range(NUM_REQUESTS)]
-
+def _with_batches(packed: Path, aligned: Path, peer: AnswerBatch, prompts: Prompts) -> Mapping[str, Sampler]:
     return {
-        "ours": lambda: _tokens_per_s(lambda: asyncio.run(_answer_all(packed, asked()))),
-        "aligned": lambda: _tokens_per_s(lambda: asyncio.run(_answer_all(aligned, asked()))),
-        PEER: lambda: _tokens_per_s(lambda: peer(asked())),
+        "ours": lambda: _tokens_per_s(partial(_answer_all, packed), prompts),
+        "aligned": lambda: _tokens_per_s(partial(_answer_all, aligned), prompts),
+        PEER: lambda: _tokens_per_s(peer, prompts),
     }
+
+
+def vllm(size: str, num_rounds: int) -> Iterator[Row]:
+    require_extras(vllm="vllm")
+    with checkpoint_of(size) as folder, service(folder, mode="packed") as packed, vllm_engine(folder, ANSWER) as peer:
+        prompts = Prompts(5)
+        samplers: dict[str, Sampler] = {
+            "ours": lambda: _tokens_per_s(partial(_answer_all, packed), prompts),
+            VLLM: lambda: _tokens_per_s(peer, prompts),
+        }
+        figures = compare(samplers, num_rounds)
+    yield _row(BATCH, f"{size}, packed", figures, VLLM, "tokens/s")
 
 
 def stream(size: str, num_rounds: int) -> Iterator[Row]:
@@ -245,13 +255,18 @@ def _row(name: str, params: str, figures: Mapping[str, float], peer: str, unit: 
     return row(name, params, figures["ours"], unit, peer=peer, peer_value=figures[peer])
 
 
-def _tokens_per_s(answer_all: Callable[[], int]) -> float:
+def _tokens_per_s(answer_all: AnswerBatch, prompts: Prompts) -> float:
+    asked = [prompts.new(PROMPT) for _ in range(NUM_REQUESTS)]
     started = time.perf_counter()
-    num_tokens = answer_all()
+    num_tokens = answer_all(asked)
     return num_tokens / (time.perf_counter() - started)
 
 
-async def _answer_all(run_dir: Path, asked: Sequence[Sequence[int]]) -> int:
+def _answer_all(run_dir: Path, asked: Sequence[Sequence[int]]) -> int:
+    return asyncio.run(_answer_at_once(run_dir, asked))
+
+
+async def _answer_at_once(run_dir: Path, asked: Sequence[Sequence[int]]) -> int:
     async with AsyncClient(run_dir, timeout_s=ANSWER_S) as client:
         answers = await asyncio.gather(*(client.generate(prompt, max_tokens=ANSWER) for prompt in asked))
     return sum(len(answer.tokens) for answer in answers)
@@ -279,29 +294,11 @@ async def _first_piece_ms(run_dir: Path, prompts: Prompts, num_others: int) -> f
     return taken * 1e3
 
 
-@contextlib.contextmanager
-def generate_batch(folder: Path) -> Iterator[Callable[[Sequence[Sequence[int]]], int]]:
-    """Yield a function that answers prompts with Transformers' continuous batching, and returns the tokens made."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
-    settings = transformers.GenerationConfig(max_new_tokens=ANSWER, do_sample=False, eos_token_id=-1)
-    batching = transformers.ContinuousBatchingConfig(
-        num_blocks=2 * NUM_REQUESTS, max_batch_tokens=512, use_cuda_graph=False, use_async_batching=False
-    )
-
-    def answer_all(asked: Sequence[Sequence[int]]) -> int:
-        inputs = [list(prompt) for prompt in asked]
-        outputs = model.generate_batch(inputs, generation_config=settings, continuous_batching_config=batching)
-        return sum(len(output.generated_tokens) for output in outputs.values())
-
-    yield answer_all
-
-
 SECTIONS: Mapping[str, Callable[[str, int], Iterator[Row]]] = {
     "prefix": prefix,
     "pictures": pictures,
     "batch": batch,
+    "vllm": vllm,
     "stream": stream,
 }
 

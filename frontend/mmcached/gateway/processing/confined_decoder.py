@@ -34,8 +34,8 @@ from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.frontend")
 
-START_S = 30.0
-"""Maximum seconds until a decoder is ready."""
+START_S = 120.0
+"""Maximum seconds until a decoder is ready: with a checkpoint it imports Transformers, which is slow on a busy host."""
 
 END_S = 5.0
 """Maximum seconds until a killed process has ended."""
