@@ -1,22 +1,30 @@
-"""Each row of `output_names.ROWS`, in the service and in Transformers: another value, another name."""
+"""Each row of `output_names.ROWS`, in the service, its encoders on Ray, and in Transformers: another value, another
+name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from mmcached.cache.checkpoints.checkpoint import Checkpoint
 from mmcached.cache.name_files import differences, read_name
 from mmcached.cache.output_names import EXACT, ROWS, output_name
+from mmcached.cli.ray.placed_config import PlacedConfig
 from mmcached.client import Client
+from mmcached.integrations.ray.encoder_actor import EncoderActor
 from mmcached.integrations.transformers import cached_image_features
-from mmcached.wire.model_config import EncoderConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from mmcached.worker.encoders import computing
+from mmcached.worker.encoders.actor_table import Report
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder
 from mmcached.worker.encoders.tower import load_tower
 from tests.hosts.transformers import models
@@ -84,13 +92,26 @@ def changes(row: str, patch: Patch) -> AbstractContextManager[Any]:
     return (AROUND[row](patch) if row in AROUND else None) or nullcontext()
 
 
-# ---- the service
+# ---- the service, and its encoders on Ray
 
 
-def encoder_of(folder: Path, **settings: Any) -> CheckpointEncoder:
-    is_for_prompts = settings.pop("is_for_prompts", False)
-    config = EncoderConfig(kind="hf", path=str(folder), **settings)
-    return CheckpointEncoder(config, CPU, is_for_prompts=is_for_prompts)
+Named = tuple[str, Mapping[str, Any]]
+"""The name of an encoder's outputs, and its rows."""
+
+
+def named_in_the_worker(folder: Path, *, is_for_prompts: bool = False) -> Named:
+    encoder = CheckpointEncoder(EncoderConfig(kind="hf", path=str(folder)), CPU, is_for_prompts=is_for_prompts)
+    return encoder.fingerprint, encoder.rows
+
+
+def named_by_an_actor(folder: Path, *, is_for_prompts: bool = False) -> Named:
+    """Return what an actor that `mmcached ray up` starts reports to the workers, which name outputs by it."""
+    model = ModelConfig(kind="hf", path=str(folder)) if is_for_prompts else ModelConfig()
+    service = ServiceConfig(model=model, encoder=EncoderConfig(kind="hf", path=str(folder)), device="cpu")
+    actor = EncoderActor(PlacedConfig(serve=service).encoder_fields())
+    report = msgspec.msgpack.decode(asyncio.run(actor.describe()), type=Report)
+    assert report.rows is not None
+    return report.fingerprint, report.rows
 
 
 def rewritten(folder: Path, change: Callable[[Any], Any]) -> Path:
@@ -101,10 +122,13 @@ def rewritten(folder: Path, change: Callable[[Any], Any]) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("named", [named_in_the_worker, named_by_an_actor])
 @pytest.mark.parametrize("row", sorted(ROWS.keys() - CONSTANT))
-def test_the_service_names_an_output_by_each_row(tmp_path: Path, monkeypatch: Patch, row: str) -> None:
+def test_the_service_names_an_output_by_each_row(
+    tmp_path: Path, monkeypatch: Patch, row: str, named: Callable[..., Named]
+) -> None:
     folder = save("qwen3_vl" if row == "code" else "dinov2", tmp_path)
-    before = encoder_of(folder)
+    name, before = named(folder)
     settings: dict[str, Any] = {}
     if row == "weights":
         rewritten(folder, lambda model: model.layernorm.weight.add_(1.0))
@@ -121,13 +145,18 @@ def test_the_service_names_an_output_by_each_row(tmp_path: Path, monkeypatch: Pa
 
         monkeypatch.setattr("mmcached.worker.encoders.checkpoint.load_tower", load_eager)
     with changes(row, monkeypatch):
-        after = encoder_of(folder, **settings)
-    assert row in {part.partition(".")[0] for part, _, _ in differences(before.rows, after.rows)}
-    assert after.fingerprint == output_name(after.rows) != before.fingerprint
+        other, after = named(folder, **settings)
+    assert row in {part.partition(".")[0] for part, _, _ in differences(before, after)}
+    assert other == output_name(after) != name
+
+
+def test_an_actor_names_outputs_as_a_worker_does(tmp_path: Path) -> None:
+    folder = save("dinov2", tmp_path)
+    assert named_by_an_actor(folder) == named_in_the_worker(folder)
 
 
 def test_the_rows_that_cannot_differ_in_a_service_have_one_value(tmp_path: Path) -> None:
-    rows = encoder_of(save("dinov2", tmp_path)).rows
+    _, rows = named_in_the_worker(save("dinov2", tmp_path))
     assert {row: rows[row] for row in CONSTANT} == dict.fromkeys(CONSTANT) | {"host": "service", "batching": "alone"}
     assert rows["batching"] in EXACT
 

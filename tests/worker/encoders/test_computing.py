@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -175,3 +176,8 @@ def test_what_torch_was_built_with_is_in_the_name(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         computing.torch_versions.cache_clear()
     assert name() == before
+
+
+def test_rows_can_be_sent_by_an_encoder_on_another_host() -> None:
+    rows = computing_rows(CPU, ("torch", "numpy"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rows)) == rows

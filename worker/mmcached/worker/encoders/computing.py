@@ -106,7 +106,7 @@ def torch_versions() -> dict[str, Any]:
     """Return the versions of torch, and of what it was built with."""
     cudnn: Any = torch.backends.cudnn
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a plain string, which MessagePack can carry
         "torch commit": torch.version.git_version,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
