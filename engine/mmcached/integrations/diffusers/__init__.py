@@ -1,6 +1,7 @@
-"""Shares the outputs of text encoders among all processes of a host that use diffusers.
+"""Shares the outputs of a pipeline's encoders among all processes of a host that use diffusers.
 
-    conditioning    `cached_conditioning`: the text encoders of a pipeline run once per prompt and host
+    conditioning    `cached_conditioning`: the encoders of a pipeline run once per prompt or reference picture and host
+    encoders        which classes are known, and the form of their outputs
 
 Importing it does not import diffusers; pipelines are handed in.
 """

@@ -6,10 +6,10 @@
         functions, classes, constants of other modules   count by their own code or value, and are not followed
     attributes of each module that this code names, such as the epsilon of a norm
 
-Code of Transformers, torch and Python goes into the digest: another version, an edited file or a replaced function
-changes it, whenever it was replaced. Code from elsewhere may depend on anything: a tower that runs such code has no
-digest that could be shared, and neither has a compiled one. Functions called by a function that is not followed are not
-covered.
+Code of Transformers, diffusers, torch and Python goes into the digest: another version, an edited file or a replaced
+function changes it, whenever it was replaced. Code from elsewhere may depend on anything: a tower that runs such code
+has no digest that could be shared, and neither has a compiled one. Functions called by a function that is not followed
+are not covered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from mmcached.integrations.transformers.function_code import names_in, paths_in, text_of
 
-_KNOWN_PACKAGES = frozenset({"torch", "transformers"}) | sys.stdlib_module_names
+_KNOWN_PACKAGES = frozenset({"torch", "transformers", "diffusers"}) | sys.stdlib_module_names
 _ENTRIES = ("__call__", "forward")
 _CALL = ("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward")
 """Methods of every module that lead from a call to `forward`."""
@@ -233,6 +233,8 @@ class _Reader:
         is_ours = isinstance(value, ModuleType) or _is_known_name(getattr(value, "__module__", None) or name)
         if not is_ours or isinstance(value, torch.Tensor):
             self._refuse(f"{name} in {place}")
+        if name.startswith("diffusers.") and "__call__" in vars(kind):  # such as a processor of attention
+            self.read_class(kind, ("__call__",))
         if isinstance(value, torch.nn.Module):
             self.read_class(kind, _ENTRIES)
             if next(value.parameters(), None) is not None:
@@ -291,7 +293,7 @@ class _Reader:
                 self._read_path(vars(value), rest, home)
             return
         is_of_home = isinstance(value, FunctionType) and value.__globals__ is home
-        follows = is_of_home and home["__name__"].startswith("transformers.")
+        follows = is_of_home and home["__name__"].startswith(("transformers.", "diffusers."))
         self._line(f"{space['__name__']}.{name}", value, None, follows=follows)
 
 
@@ -304,7 +306,7 @@ def _is_known_name(module: str) -> bool:
 
 
 def _is_known(space: Mapping[str, Any]) -> bool:
-    """Return whether these are the globals of a module of Transformers, torch or Python."""
+    """Return whether these are the globals of a module of Transformers, diffusers, torch or Python."""
     name = space.get("__name__", "")
     return _is_known_name(name) and getattr(sys.modules.get(name), "__dict__", None) is space
 

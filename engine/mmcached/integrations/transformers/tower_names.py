@@ -52,7 +52,8 @@ class ReadTower:
     read_at: float
 
 
-_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, ReadTower] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, ReadTower]] = weakref.WeakKeyDictionary()
+"""By model, and by the part of it that an output depends on: several adapters may name one model."""
 _WRITTEN: weakref.WeakSet[Weights] = weakref.WeakSet()
 """Weights that were found changed without a trace: records under their name may belong to other weights."""
 
@@ -77,6 +78,8 @@ class TowerNames(Closeable):
     ) -> None:
         self._model = model
         self._family = family
+        self._known = _KNOWN.setdefault(model, {})
+        self._part = family.method, family.others
         self._run_dir = run_dir
         self._drop = drop
         self._warn = warn
@@ -119,14 +122,14 @@ class TowerNames(Closeable):
         rows: dict[str, Any] = {
             "host": "transformers",
             "weights": tower.weights.digest,
-            "model": _relevant(json.loads(self._model.config.to_json_string(use_diff=False))),
+            "model": _relevant(_settings_of(self._model)),
             "processor": None,  # the key has the pixels
             "code": tower.code.digest,
             "dtype": autocast_row(device.type),  # that of the weights is in their digest
             "attention": tower.attention,
             "device": device_row(device),
             "threads": threads_row(device.type),
-            "libraries": library_row(("transformers",)),
+            "libraries": library_row(tuple(sorted({"transformers", type(self._model).__module__.partition(".")[0]}))),
             "variables": self._variables,
             "precision": precision_row(device.type),
             # such towers are bypassed or refused
@@ -142,7 +145,7 @@ class TowerNames(Closeable):
         the last reading are dropped from the store: their fingerprint may have been wrong already.
         """
         with self._lock:
-            tower, num_made, began_at = _KNOWN.get(self._model), len(self._made), monotonic()
+            tower, num_made, began_at = self._known.get(self._part), len(self._made), monotonic()
         try:
             is_same = tower is not None and tower.weights.is_as_read()
         except (InvalidRequest, RuntimeError):  # the weights have moved to a device from which they cannot be read
@@ -153,8 +156,8 @@ class TowerNames(Closeable):
                 tower.read_at = began_at
             elif tower is not None:
                 _WRITTEN.add(tower.weights)
-                if _KNOWN.get(self._model) is tower:
-                    del _KNOWN[self._model]
+                if self._known.get(self._part) is tower:
+                    del self._known[self._part]
             keys = [key for weights, key in made if weights in _WRITTEN]
         self._drop(keys)
         return is_same
@@ -184,7 +187,7 @@ class TowerNames(Closeable):
 
     def _tower(self) -> ReadTower:
         """Return the tower as it is now, reading only changed parts again."""
-        tower = _KNOWN.get(self._model)
+        tower = self._known.get(self._part)
         if tower is None or tower.weights.is_changed():
             read_at = monotonic()
             weights = Weights(self._model, self._family.others)
@@ -195,12 +198,19 @@ class TowerNames(Closeable):
         attention = _attention_of(weights)
         code = TowerCode(self._model, self._family.others, self._family.method, attention)
         tower = ReadTower(weights, code, attention, dtype_of(self._model, self._family), read_at)
-        _KNOWN[self._model] = tower
+        self._known[self._part] = tower
         return tower
 
 
 def _attention_of(weights: Weights) -> list[str]:
     return [str(getattr(config, "_attn_implementation", None)) for config in weights.configs]
+
+
+def _settings_of(model: Any) -> Any:
+    """Return the configuration of a model of Transformers or diffusers as JSON values."""
+    config = model.config
+    is_of_transformers = hasattr(config, "to_json_string")
+    return json.loads(config.to_json_string(use_diff=False) if is_of_transformers else model.to_json_string())
 
 
 def _relevant(config: Any) -> Any:
