@@ -50,6 +50,7 @@ def test_slices_are_those_that_the_same_code_makes_here(living: ClipDecoderPool)
     assert [(each.index, each.start_s) for each in made] == [(1, 0.2), (3, 0.6)]
     for each in made:
         assert np.array_equal(each.arrays["frames"], clip.decode(clip.pieces[each.index]))
+        assert each.seconds > 0
 
 
 def test_a_decoder_that_is_left_early_takes_the_next_clip(living: ClipDecoderPool) -> None:

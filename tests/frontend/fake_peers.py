@@ -138,18 +138,34 @@ class FakeClient:
         return self.answer(to_client.Claims)
 
     def send_put(
-        self, key: str, record: Record, *, epoch: int, claim: int = 0, tenant: str = "", is_joined: bool = False
+        self,
+        key: str,
+        record: Record,
+        *,
+        epoch: int,
+        claim: int = 0,
+        tenant: str = "",
+        is_joined: bool = False,
+        cost_s: float = 0.0,
     ) -> None:
-        message = to_frontend.PutRecord(self.client_id, next(self._request_ids), key, epoch, tenant, claim)
+        number = next(self._request_ids)
+        message = to_frontend.PutRecord(self.client_id, number, key, epoch, tenant, claim, cost_s=cost_s)
         encoded = encode(record)
         self.channel.send(message, [encoded.joined()] if is_joined else encoded.frames())
 
     def put(
-        self, key: str, record: Record, *, claim: int = 0, tenant: str = "", is_joined: bool = False
+        self,
+        key: str,
+        record: Record,
+        *,
+        claim: int = 0,
+        tenant: str = "",
+        is_joined: bool = False,
+        cost_s: float = 0.0,
     ) -> to_client.Stored:
         """Put a record of the present epoch; joined: as one frame."""
         epoch = self._bench.frontend.stats().store.new_epochs + self._bench.first_epoch
-        self.send_put(key, record, epoch=epoch, claim=claim, tenant=tenant, is_joined=is_joined)
+        self.send_put(key, record, epoch=epoch, claim=claim, tenant=tenant, is_joined=is_joined, cost_s=cost_s)
         return self.answer(to_client.Stored)
 
     def read(self, answer: to_client.Records, index: int = 0) -> Record:

@@ -96,8 +96,8 @@ def parse_about(about: bytes) -> About | None:
         return None
 
 
-def about_item(mm_hash: str, num_embeds: int, put_at: int) -> bytes:
-    return about_record(ITEMS_TENANT, f"{mm_hash}:{num_embeds}", put_at)
+def about_item(mm_hash: str, num_embeds: int, put_at: int, cost_s: float = 0.0) -> bytes:
+    return about_record(ITEMS_TENANT, f"{mm_hash}:{num_embeds}", put_at, cost_s)
 
 
 def num_embeds_of(about: bytes) -> int | None:

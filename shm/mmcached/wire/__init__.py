@@ -10,4 +10,5 @@ latency       histograms of durations                 slow_log       calls slowe
 shown_url     a URL without its password              extras         versions of packages, commands to install them
 tracing       OpenTelemetry spans of requests         row_pieces     rows of a generation that arrive in pieces
 version       the protocol version                    vocabulary     token ids
+saved_stats   seconds that hits have saved
 """

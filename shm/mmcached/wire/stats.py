@@ -17,6 +17,7 @@ import msgspec
 from mmcached.wire.engine_stats import ENGINE_METRICS, EngineStats
 from mmcached.wire.figures import By, Gauge, Metric, Of, StatsRecord, of_modality
 from mmcached.wire.latency import Histogram
+from mmcached.wire.saved_stats import SavedStats
 from mmcached.wire.slow_log import SlowLog
 
 METRICS: Mapping[str, str] = {
@@ -66,7 +67,7 @@ METRICS: Mapping[str, str] = {
     "client_hits": "keys that clients of this name have looked up and found",
     "client_misses": "keys that clients of this name have looked up and not found",
     "client_puts": "records of clients of this name that were kept (or stored already)",
-    "saved_seconds": "seconds that computing the found records would have taken, at least, by kind: encoder, other",
+    "saved_seconds": "seconds that computing the found records would have taken, at least, by kind and modality",
     "tenant_saved_seconds": "the same by tenant; default is the tenant without a name",
     "hit_seconds": "a client's successful look-up, until the client has the record; one of 64 is measured",
     "put_seconds": "a put, from its message until its record is kept",
@@ -237,8 +238,7 @@ class StoreStats(StatsRecord, frozen=True):
     verified: Annotated[int, Metric("store_verified")] = 0
     different: Annotated[int, Metric("store_different")] = 0
     refused_names: Annotated[Gauge, Metric("store_refused_names")] = 0
-    saved_encoder_us: Annotated[int, Metric("saved_seconds", scale=1e-6, kind="encoder")] = 0
-    saved_other_us: Annotated[int, Metric("saved_seconds", scale=1e-6, kind="other")] = 0
+    saved: SavedStats = SavedStats()
 
 
 class ClientStats(StatsRecord, frozen=True):

@@ -86,7 +86,7 @@ def test_a_successor_knows_what_records_cost() -> None:
         tier.adopt(ring)
         for counts in (True, False, True):
             tier.get("a", "k", counts=counts)
-        assert tier.saved.other_us == 500_000
+        assert tier.saved.stats().other_us == 500_000
         tier.put("a", "k", encoded(2), epoch=EPOCH, overwrites=True, cost_s=2.0)
         assert tier.saved.cost_s(store_key("a", "k")) == 2.0
         tier.drop("a", "k")

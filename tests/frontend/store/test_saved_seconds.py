@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcached.cache.store_keys import about_record, parse_about, store_key
+from mmcached.cache.store_keys import ITEMS_TENANT, about_record, parse_about, store_key
 from mmcached.client import Client
 from mmcached.client.store.claims import Claim
 from mmcached.frontend.store.saved_seconds import SavedSeconds
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.saved_stats import SavedOfModality, SavedStats
 from mmcached.wire.stats import StoreStats, TenantStats
 from tests.client.services import StoreService
 from tests.shm.processes import DEADLINE_S
@@ -36,17 +37,45 @@ def claims(client: Client, *keys: str) -> list[Claim]:
     return [each for each in client.claim_many(list(keys)) if isinstance(each, Claim)]
 
 
-def test_sums_by_kind_and_tenant() -> None:
+def test_sums_by_kind_modality_and_tenant() -> None:
     saved = SavedSeconds()
-    saved.learn("a", "encoder/f/x", 1.5)
-    saved.learn("b", "mine", 0.25)
+    saved.learn("a", "t", "encoder/f/x", 1.5)
+    saved.learn("b", "", "mine", 0.25)
+    saved.learn("c", ITEMS_TENANT, "hash", 0.5)
     for name, tenant in (("a", "t"), ("a", "t"), ("b", ""), ("c", "t"), ("d", "t")):
         saved.hit(name, tenant)
-    assert (saved.encoder_us, saved.other_us) == (3_000_000, 250_000)
-    assert saved.by_tenant() == {"t": TenantStats(saved_us=3_000_000), "default": TenantStats(saved_us=250_000)}
+    without = SavedOfModality(encoder_us=3_000_000, processor_us=500_000)
+    assert saved.stats() == SavedStats(other=without, other_us=250_000)
+    assert saved.by_tenant() == {"t": TenantStats(saved_us=3_500_000), "default": TenantStats(saved_us=250_000)}
+    saved.set_modality("a", "video")
+    saved.set_modality("c", "image")
+    saved.set_modality("d", "audio")
+    for name in ("a", "c", "d"):
+        saved.hit(name, "t")
+    of_video, of_image = SavedOfModality(encoder_us=1_500_000), SavedOfModality(processor_us=500_000)
+    known = SavedStats(video=of_video, image=of_image, other=without, other_us=250_000)
+    assert saved.stats() == known
+    assert (known.encoder_us, known.processor_us) == (4_500_000, 1_000_000)
+    assert saved.cost_s("a") == 1.5
     saved.forget("a")
     saved.hit("a", "t")
-    assert (saved.encoder_us, saved.other_us) == (3_000_000, 250_000)
+    assert saved.stats() == known
+
+
+@pytest.mark.parametrize(
+    ("key", "saved"),
+    [
+        ("processed/p/i", SavedStats(image=SavedOfModality(processor_us=1_000_000))),
+        ("processed-item/p/i/counts", SavedStats(other=SavedOfModality(processor_us=1_000_000))),
+        ("decoded-film/p/i", SavedStats(video=SavedOfModality(processor_us=1_000_000))),
+        ("encoders/p/i", SavedStats(other_us=1_000_000)),
+    ],
+)
+def test_an_adapter_s_key_has_its_kind(key: str, saved: SavedStats) -> None:
+    sums = SavedSeconds()
+    sums.learn("a", "t", key, 1.0)
+    sums.hit("a", "t")
+    assert sums.stats() == saved
 
 
 @pytest.mark.parametrize(
@@ -70,9 +99,9 @@ def test_each_hit_counts_the_cost_of_the_put(run_dir: Path, record: Any) -> None
                 assert hit is not None
                 hit.close()
         deadline = time.monotonic() + DEADLINE_S
-        while stats(service).saved_encoder_us < 6_000_000 and time.monotonic() < deadline:
+        while stats(service).saved.encoder_us < 6_000_000 and time.monotonic() < deadline:
             pass
-        assert (stats(service).saved_encoder_us, stats(service).saved_other_us) == (6_000_000, 0)
+        assert (stats(service).saved.encoder_us, stats(service).saved.other_us) == (6_000_000, 0)
 
 
 def test_a_claim_and_a_computation_measure_their_time(run_dir: Path) -> None:

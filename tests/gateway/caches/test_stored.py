@@ -14,7 +14,8 @@ from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, adopt_ring, 
 from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.handle import Handle
-from mmcached.wire.stats import RingStats
+from mmcached.wire.saved_stats import SavedOfModality, SavedStats
+from mmcached.wire.stats import RingStats, TenantStats
 from tests.gateway.caches.items import an_item, send
 from tests.present import present
 from tests.shm.rings import Taking, attached
@@ -195,6 +196,23 @@ def test_a_successor_hits_what_its_predecessor_has_kept(cache: StoredItemCache, 
         assert [item.num_embeds for item in items] == [an_item(7, LARGE).num_embeds, an_item(8, LARGE).num_embeds]
         assert not ItemRecords(successor.in_ring).has("probe")
         cache.release(items)
+
+
+def test_a_found_item_saves_its_cost_also_after_a_restart(store: RecordStore) -> None:
+    items = ItemRecords(store.in_ring)
+    assert items.put("a", encode({"x": [1]}), 1, 0.5) is not None
+    assert items.put("b", encode({"x": [1]}), 1) is not None
+    for key in ("a", "b", "c"):
+        items.count_saved(key, "video", "t")
+    saved = SavedStats(video=SavedOfModality(processor_us=500_000))
+    assert (store.saved.stats(), store.saved.by_tenant()) == (saved, {"t": TenantStats(saved_us=500_000)})
+    ring = ring_of(store)
+    ring.outlives_writer = True
+    store.close()
+    with RecordStore.from_config(CONFIG) as successor:
+        successor.adopt(adopt_ring(ring.announcement, layout_of(ring.announcement), max_object_bytes=4 * LARGE))
+        ItemRecords(successor.in_ring).count_saved("a", "video", "t")
+        assert successor.saved.stats() == saved
 
 
 def test_items_outlive_a_flush_of_no_one_but_themselves(cache: StoredItemCache, store: RecordStore) -> None:

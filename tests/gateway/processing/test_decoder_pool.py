@@ -35,7 +35,10 @@ def test_pixels_are_those_that_the_same_code_makes_here() -> None:
         for name in PHOTOGRAPHS:
             pool.submit(name, photograph(name))
         for name in PHOTOGRAPHS:
-            assert pool.outcome(name) == pixels_of(photograph(name), SETTINGS)
+            made = pool.outcome(name)
+            assert made == pixels_of(photograph(name), SETTINGS)
+            assert isinstance(made, Pixels)
+            assert made.seconds > 0
 
 
 def test_bad_files_cost_no_decoder() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmcached.cache.store_keys import output_key
+from mmcached.cache.store_keys import output_key, store_key
 from mmcached.gateway.requests.encoder_outputs import GRACE_S
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
@@ -16,6 +16,8 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import Feature
+from mmcached.wire.saved_stats import SavedStats
+from mmcached.wire.stats import TenantStats
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, FakeClient, png
@@ -67,9 +69,10 @@ class Host:
         stats = self.bench.stats(after=to_client.Generated)
         return bool(stats.requests_open) and not any(engine.backlog for engine in self.engines)
 
-    def save(self, feature: Feature, tenant: str = "", fingerprint: str = FINGERPRINT) -> None:
+    def save(self, feature: Feature, tenant: str = "", fingerprint: str = FINGERPRINT, *, cost_s: float = 0.0) -> None:
         record = {"embeddings": np.zeros((NUM_EMBEDS, 64), np.int32)}
-        assert self.saver.put(output_key(fingerprint, feature.mm_hash), record, tenant=tenant).is_stored
+        key = output_key(fingerprint, feature.mm_hash)
+        assert self.saver.put(key, record, tenant=tenant, cost_s=cost_s).is_stored
 
     def answer(self, engine: WireEngine, add: to_engine.AddRequest) -> None:
         engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
@@ -95,6 +98,37 @@ def test_an_image_whose_output_is_stored_is_not_processed(host: Host) -> None:
     assert after.items_processed == processed.items_processed
     assert after.hits == processed.hits + 1
     host.answer(engine, add)
+
+
+def test_hits_of_items_and_outputs_save_seconds_of_their_modality(host: Host, clock: Clock) -> None:
+    """The put of an output does not say its modality; the request does for which it was encoded."""
+    saved = host.bench.frontend.store.records.saved
+    engine, add, feature = host.asked(png(1), tenant="a")
+    assert saved.stats() == SavedStats()
+    host.answer(engine, add)
+    clock.now += GRACE_S + 1
+    host.asked(png(1), tenant="a")
+    processing = saved.stats()
+    assert processing.processor_us == processing.image.processor_us > 0
+    assert {"a": TenantStats(saved_us=processing.processor_us)} == saved.by_tenant()
+    host.save(feature, "a", cost_s=1.5)
+    host.save(feature, "b", cost_s=2.5)  # no request of this tenant has asked for it
+    for tenant in ("a", "b"):
+        host.bench.frontend.store.records.get(tenant, output_key(FINGERPRINT, feature.mm_hash))
+    found = saved.stats()
+    assert (found.image.encoder_us, found.other.encoder_us) == (1_500_000, 2_500_000)
+    assert found.processor_us == processing.processor_us
+
+
+def test_an_output_of_unknown_modality_gets_that_of_a_request_that_loads_it(host: Host) -> None:
+    """As after a restart of the frontend, or from another host."""
+    _, _, feature = host.asked(png(1))
+    host.save(feature, cost_s=1.5)
+    key, records = output_key(FINGERPRINT, feature.mm_hash), host.bench.frontend.store.records
+    records.saved.learn(store_key("", key), "", key, 1.5)
+    assert host.asked(png(1))[2].has_output
+    records.get("", key)
+    assert records.saved.stats().image.encoder_us == 1_500_000
 
 
 def test_another_engines_request_waits_for_the_one_that_encodes(host: Host) -> None:

@@ -79,7 +79,7 @@ def saved_line(first: StageFigures, last: ServiceStats) -> str:
 
     The figures of a frontend begin with it, so those of the killed one are added.
     """
-    before, after = first.after.store.saved_encoder_us, last.store.saved_encoder_us
+    before, after = first.after.store.saved.encoder_us, last.store.saved.encoder_us
     us = after if after >= before else after + before
     return f"{us / 1e6:.1f} s of encoder time saved by the store" if us else ""
 

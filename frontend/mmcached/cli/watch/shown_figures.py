@@ -9,6 +9,7 @@ import msgspec
 
 from mmcached.cli.watch.service_status import ServiceStatus
 from mmcached.wire.figures import samples
+from mmcached.wire.saved_stats import NO_MODALITY
 from mmcached.wire.stats import TROUBLES, SecondLevelStats, ServiceStats, Trouble
 from mmcached.wire.vocabulary import MODALITIES, Modality
 
@@ -137,13 +138,32 @@ def summary_of(status: ServiceStatus) -> str:
 def saved_in_words(stats: ServiceStats, before: str = "") -> str:
     """Return the seconds that hits of the store have saved, as text behind `before`; empty if none are known.
 
+    >>> from mmcached.wire.saved_stats import SavedOfModality, SavedStats
     >>> from mmcached.wire.stats import StoreStats
-    >>> saved_in_words(ServiceStats(store=StoreStats(saved_encoder_us=42_300_000, saved_other_us=500_000)))
-    '42.3 s of encoder time and 0.5 s of other work saved'
+    >>> image = SavedOfModality(encoder_us=40_000_000, processor_us=900_000)
+    >>> saved = SavedStats(image=image, video=SavedOfModality(encoder_us=2_300_000), other_us=500_000)
+    >>> saved_in_words(ServiceStats(store=StoreStats(saved=saved)))
+    'saved: 42.3 s of encoder time (image 40.0, video 2.3), 0.9 s of processing (image), 0.5 s of other work'
     """
-    parts = [(stats.store.saved_encoder_us, "of encoder time"), (stats.store.saved_other_us, "of other work")]
+    saved = stats.store.saved
+    of_encoder = {name: each.encoder_us for name, each in saved.by_modality.items()}
+    of_processor = {name: each.processor_us for name, each in saved.by_modality.items()}
+    parts = [
+        (saved.encoder_us, f"of encoder time{_parts_in_words(of_encoder)}"),
+        (saved.processor_us, f"of processing{_parts_in_words(of_processor)}"),
+        (saved.other_us, "of other work"),
+    ]
     texts = [f"{us / 1e6:,.1f} s {words}" for us, words in parts if us]
-    return f"{before}{' and '.join(texts)} saved" if texts else ""
+    return f"{before}saved: {', '.join(texts)}" if texts else ""
+
+
+def _parts_in_words(modality_to_us: Mapping[str, int]) -> str:
+    """Return the seconds of each modality in brackets; empty if no modality is known."""
+    known = {name: us for name, us in modality_to_us.items() if us}
+    if not known.keys() - {NO_MODALITY}:
+        return ""
+    only = len(known) == 1
+    return f" ({', '.join(name if only else f'{name} {us / 1e6:,.1f}' for name, us in known.items())})"
 
 
 def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:

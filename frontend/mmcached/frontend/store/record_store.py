@@ -337,7 +337,7 @@ class RecordStore(Closeable):
             self.in_ring.forget(name)
         books.charge(tenant, name, num_bytes, in_ring=in_ring)
         if cost_s:
-            self.in_ring.learn(name, key, cost_s, handle)
+            self.in_ring.learn(name, tenant, key, cost_s, handle)
         if is_fetched:
             self.in_ring.fetched.add(name)
         return None

@@ -104,7 +104,7 @@ class RingRecords(Closeable):
             else:
                 self.books.charge(known.tenant, name, num_bytes, in_ring=in_ring)
                 if known.cost_s and (handle := self.objects.find(name)) is not None:
-                    self.learn(name, known.key, known.cost_s, handle)
+                    self.learn(name, known.tenant, known.key, known.cost_s, handle)
                 if self._is_shared and known.tenant != ITEMS_TENANT:
                     self.fetched.add(name)
         self.objects.adopted.clear()
@@ -205,9 +205,14 @@ class RingRecords(Closeable):
             name = self.objects.key_of(handle)
             self.discard(name)
 
-    def learn(self, name: str, key: str, cost_s: float, handle: Handle) -> None:
-        """Remember the cost of a new record, by which hits are summed and records are evicted."""
-        self.books.saved.learn(name, key, cost_s)
+    def learn(self, name: str, tenant: str, key: str, cost_s: float, handle: Handle) -> None:
+        """Remember the cost of a new record, by which hits are summed and records are evicted.
+
+        Processed items are evicted without regard to their costs: a hit of their encoder outputs replaces theirs.
+        """
+        self.books.saved.learn(name, tenant, key, cost_s)
+        if tenant == ITEMS_TENANT:
+            return
         if (worth := self._worth.count_put(cost_s, handle.nbytes)) and isinstance(self.objects, ObjectStoreWriter):
             self.objects.ring.records.value(handle, worth)
 

@@ -329,8 +329,7 @@ class StoreService(Closeable):
             verified=self.verification.num_verified,
             different=self.verification.num_different,
             refused_names=len(records.refused),
-            saved_encoder_us=records.saved.encoder_us,
-            saved_other_us=records.saved.other_us,
+            saved=records.saved.stats(),
         )
 
     def close(self) -> None:

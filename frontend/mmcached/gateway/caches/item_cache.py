@@ -20,6 +20,7 @@ from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.wire.handle import Handle
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
+from mmcached.wire.vocabulary import Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class ItemCache:
         """Count items that were not processed, because their encoder output is in the store."""
         if self.counts_hits:
             self._num_hits += num_items
+
+    def count_saved(self, modalities: Mapping[str, Modality], tenant: str) -> None:
+        """Count the seconds that found items, by key, have saved a request that was sent, if they are in the store."""
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
         """Unpin the items of one `resolve`, exactly once: the request has ended or is not sent."""

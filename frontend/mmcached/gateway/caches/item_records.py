@@ -9,6 +9,7 @@ from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.wire.errors import CacheFull, ItemTooLarge
 from mmcached.wire.handle import Handle
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.vocabulary import Modality
 
 
 class ItemRecords:
@@ -46,12 +47,16 @@ class ItemRecords:
     def has(self, mm_hash: str) -> bool:
         return self._records.objects.find(store_key(ITEMS_TENANT, mm_hash)) is not None
 
-    def put(self, mm_hash: str, encoded: EncodedRecord, num_embeds: int) -> Handle | None:
-        """Keep a missing item; return its handle, or None if there is no space for it now, or ever."""
+    def put(self, mm_hash: str, encoded: EncodedRecord, num_embeds: int, cost_s: float = 0.0) -> Handle | None:
+        """Keep a missing item; return its handle, or None if there is no space for it now, or ever.
+
+        Args:
+            cost_s: Seconds that processing it took; 0.0: unknown.
+        """
         records = self._records
         if not isinstance(records.objects, ObjectStoreWriter):
             return None
-        name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds, boot_ns())
+        name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds, boot_ns(), cost_s)
         num_bytes = records.objects.chunk_bytes(name, encoded, about)
         if not records.make_room(num_bytes, for_item=True):
             return None
@@ -60,6 +65,8 @@ class ItemRecords:
         except (ItemTooLarge, CacheFull):
             return None
         records.books.charge(ITEMS_TENANT, name, num_bytes)
+        if cost_s:
+            records.learn(name, ITEMS_TENANT, mm_hash, cost_s, handle)
         self.num_puts += 1
         return handle
 
@@ -67,6 +74,12 @@ class ItemRecords:
         """Mark an item as used."""
         self._records.ring.records.touch(handle)
         self._records.books.touch(store_key(ITEMS_TENANT, mm_hash))
+
+    def count_saved(self, mm_hash: str, modality: Modality, tenant: str) -> None:
+        """Count the seconds that an item in the store has saved a tenant's request."""
+        saved, name = self._records.books.saved, store_key(ITEMS_TENANT, mm_hash)
+        saved.set_modality(name, modality)
+        saved.hit(name, tenant)
 
     def frames(self, handle: Handle) -> list[Frame]:
         """Copy an item out as message frames; raise StaleHandle if the handle is not current."""

@@ -24,6 +24,7 @@ from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
+from mmcached.wire.vocabulary import Modality
 
 
 class StoredItemCache(ItemCache):
@@ -47,6 +48,10 @@ class StoredItemCache(ItemCache):
         found = {key: self._find(key) for key in unique}
         items = {key: self._resolve_one(key, found[key], given) for key in unique}
         return [items[key] for key in keys]
+
+    def count_saved(self, modalities: Mapping[str, Modality], tenant: str) -> None:
+        for key, modality in modalities.items():
+            self._items.count_saved(key, modality, tenant)
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
         for handle in _handles(items):
@@ -97,7 +102,7 @@ class StoredItemCache(ItemCache):
             self._small.move([key], [Entry(nbytes, item)])
             return OutgoingItem.inline(key, item)
         is_kept = nbytes <= self._max_bytes
-        handle = self._items.put(key, item.encoded, item.num_embeds) if is_kept else None
+        handle = self._items.put(key, *item) if is_kept else None
         if handle is None:
             self._num_fallbacks += 1
             return OutgoingItem.inline(key, item)

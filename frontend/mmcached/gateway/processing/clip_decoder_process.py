@@ -119,4 +119,5 @@ class ClipDecoder(ConfinedDecoder):
             self.refuse(made)
         data = bytearray(prod(shape) * np.dtype(dtype).itemsize)
         self.read_into(data, 0, made)
-        return DecodedSlice(index, made.start_s, made.end_s, {name: np.frombuffer(data, dtype).reshape(shape)})
+        arrays = {name: np.frombuffer(data, dtype).reshape(shape)}
+        return DecodedSlice(index, made.start_s, made.end_s, arrays, self.take_worked_s())

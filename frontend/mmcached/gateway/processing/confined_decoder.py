@@ -93,6 +93,7 @@ class ConfinedDecoder:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._file = self._made = -1
+        self._worked_s = 0.0
         self._from_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(says)
 
     @property
@@ -147,6 +148,7 @@ class ConfinedDecoder:
     def with_file(self, data: Frame) -> Iterator[None]:
         """Write a file to the shared memory until the end of the block; end the process after a `NotWantedError`."""
         write_all(self._file, data)
+        self._worked_s = 0.0
         try:
             yield
         except NotWantedError:
@@ -181,9 +183,11 @@ class ConfinedDecoder:
         assert self._channel is not None
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
+        asked_at = time.monotonic()
         while not poll.poll(LOOK_S * 1000):
             if not is_wanted():
                 raise NotWantedError
+        self._worked_s += time.monotonic() - asked_at
         try:
             packet = self._channel.recv(said.MAX_MESSAGE_BYTES)
         except OSError:
@@ -194,6 +198,11 @@ class ConfinedDecoder:
             return self._from_decoder.decode(packet)
         except msgspec.MsgspecError:
             self.refuse(packet)
+
+    def take_worked_s(self) -> float:
+        """Return and clear the seconds that the process has worked since `with_file` or the last call."""
+        worked_s, self._worked_s = self._worked_s, 0.0
+        return worked_s
 
     def read_into(self, buffer: bytearray, place: int, message: object) -> None:
         """Fill a buffer from the result's memory, from byte `place` on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,20 @@ from mmcached.wire.sockets.frames import Frame
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A scaled picture: rows of pixels, 3 bytes each."""
+    """A scaled picture: rows of pixels, 3 bytes each; `seconds` is how long its decoder took."""
 
     width: int
     height: int
     data: bytes
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedTensors:
-    """Output tensors of an image processor for one picture, by name; owned."""
+    """Output tensors of an image processor for one picture, by name, owned; `seconds` as for `Pixels`."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
+    seconds: float = field(default=0.0, compare=False)
 
 
 class Decoder(ConfinedDecoder):
@@ -79,7 +81,7 @@ class Decoder(ConfinedDecoder):
             self.refuse(made)
         data = bytearray(made.width * made.height * 3)
         self.read_into(data, 0, made)
-        return Pixels(made.width, made.height, bytes(data))
+        return Pixels(made.width, made.height, bytes(data), self.take_worked_s())
 
     def _tensors_of(self, made: said.ImageProcessed) -> DecodedTensors:
         """Read the tensors from the result's memory; at most as much as a decoder may allocate."""
@@ -97,4 +99,4 @@ class Decoder(ConfinedDecoder):
             arrays[form.name] = np.frombuffer(data, kind.dtype).reshape(kind.shape)
             place += kind.nbytes
         self.free_made()
-        return DecodedTensors(arrays)
+        return DecodedTensors(arrays, self.take_worked_s())

@@ -8,6 +8,7 @@ Stateless: any thread may call it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from mmcached.cache.checkpoints.checkpoint import checkpoint_of
@@ -87,13 +88,17 @@ class Processing:
         return slice_record(self._hasher, key_of_file, place)
 
     def item(self, made: Pixels | DecodedTensors) -> GatewayItem:
-        return self._processor.item(made)
+        started = time.monotonic()
+        item = self._processor.item(made)
+        return item._replace(cost_s=made.seconds + time.monotonic() - started)
 
     def slice_item(self, decoded: DecodedSlice, modality: Modality, tenant: str) -> tuple[str, GatewayItem]:
+        started = time.monotonic()
         key = self._hasher.hash_kwargs(
             modality=modality, fingerprint=self.fingerprints[modality], tenant=tenant, content=dict(decoded.arrays)
         )
-        return key, self._slices.item(decoded, modality)
+        item = self._slices.item(decoded, modality)
+        return key, item._replace(cost_s=decoded.seconds + time.monotonic() - started)
 
 
 def _processor_of(config: ServiceConfig) -> ImageProcessor | CheckpointProcessor:

@@ -26,10 +26,15 @@ _VERSION = 2
 
 
 class GatewayItem(NamedTuple):
-    """One processed item, as it is cached and sent: its record, and its number of embeddings."""
+    """One processed item, as it is cached and sent: its record, and its number of embeddings.
+
+    Attributes:
+        cost_s: Seconds that decoding and processing it took; 0.0: unknown.
+    """
 
     encoded: EncodedRecord
     num_embeds: int
+    cost_s: float = 0.0
 
 
 class ImageProcessor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,14 @@ class DecodedSlice:
     Attributes:
         index: Of the slice in the plan of its clip.
         start_s, end_s: As in the plan.
+        seconds: How long its decoder took.
     """
 
     index: int
     start_s: float
     end_s: float
     arrays: Mapping[str, npt.NDArray[Any]]
+    seconds: float = field(default=0.0, compare=False)
 
 
 class SliceProcessor:

@@ -37,6 +37,7 @@ from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.frontend import Encode
+from mmcached.wire.vocabulary import Modality
 
 GRACE_S = 0.5
 """How long a put may take that comes behind the answer to the request for which it was encoded."""
@@ -55,6 +56,7 @@ class Owner:
         has_it: Whether the engine has it in its own cache, or has made it.
         until: Time in seconds on the clock at which requests stop waiting for it.
         is_refused: Whether the store has refused it.
+        modality: Of the item; None if it is unknown.
     """
 
     number: int
@@ -63,6 +65,7 @@ class Owner:
     has_it: bool = False
     until: float = inf
     is_refused: bool = False
+    modality: Modality | None = None
 
 
 @dataclass(slots=True)
@@ -116,11 +119,12 @@ class EncoderOutputs:
         For a request that is sent again there are none: all its items are encoded. Nor for outputs that are to be
         recomputed: the worker then compares them.
         """
-        found = {}
-        for key, _, output in self._names(request):
+        found, modalities = {}, _modalities(request)
+        for key, name, output in self._names(request):
             num_embeds = self._records.num_rows(request.message.tenant, output)
             if 0 < num_embeds <= self._max_embeds and not is_sampled(self._records.sample, output):
                 found[key] = num_embeds
+                self._records.saved.set_modality(name, modalities[key])
         return found
 
     def fetch(self, request: OpenRequest, stored: Container[str]) -> Verb[bool]:
@@ -208,7 +212,7 @@ class EncoderOutputs:
         Returns:
             The new owners, to be ended by `disown`.
         """
-        owned = []
+        owned, modalities = [], _modalities(request)
         for key, name, output in self._names(request):
             has_it = engine.held.has_item(key)
             if key in stored or (has_it and not _names_outputs(request)):
@@ -217,7 +221,7 @@ class EncoderOutputs:
                 continue  # it was not loadable: nothing is put
             owner = self._owners.get(name)
             if owner is None or (owner.has_it and not has_it):
-                self._owners[name] = Owner(request.number, name, engine, has_it)
+                self._owners[name] = Owner(request.number, name, engine, has_it, modality=modalities[key])
                 owned.append(self._owners[name])
                 self._waits.wake(owner)  # requests that wait for the former owner wait for this one
         return owned
@@ -274,6 +278,8 @@ class EncoderOutputs:
         owner = self._owners.pop(name, None)
         if owner is not None:
             owner.is_refused = not is_kept
+            if owner.modality is not None:
+                self._records.saved.set_modality(name, owner.modality)
             self._waits.wake(owner)
         elif not is_kept:
             self._refused[name] = None
@@ -312,6 +318,10 @@ class EncoderOutputs:
         for key, _, output in self._names(request):
             if key in stored and (place := self._records.find(request.message.tenant, output)) is not None:
                 yield key, place.nbytes
+
+
+def _modalities(request: OpenRequest) -> dict[str, Modality]:
+    return {key: medium.modality for medium, key in request.items}
 
 
 def _is_owner(key: object) -> bool:
