@@ -128,7 +128,9 @@ def test_an_output_of_unknown_modality_gets_that_of_a_request_that_loads_it(host
     records.saved.learn(store_key("", key), "", key, 1.5)
     assert host.asked(png(1))[2].has_output
     records.get("", key)
-    assert records.saved.stats().image.encoder_us == 1_500_000
+    saved = records.saved.stats().image
+    assert saved.encoder_us == 1_500_000
+    assert saved.processor_us > 0, "its picture was not processed, either"
 
 
 def test_another_engines_request_waits_for_the_one_that_encodes(host: Host) -> None:

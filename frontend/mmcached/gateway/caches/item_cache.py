@@ -79,7 +79,10 @@ class ItemCache:
             self._num_hits += num_items
 
     def count_saved(self, modalities: Mapping[str, Modality], tenant: str) -> None:
-        """Count the seconds that found items, by key, have saved a request that was sent, if they are in the store."""
+        """Count the seconds that items, by key, have saved a request that was sent without processing them.
+
+        Counts those that are in the store, also where an engine loads the encoder output instead.
+        """
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
         """Unpin the items of one `resolve`, exactly once: the request has ended or is not sent."""

@@ -117,7 +117,7 @@ class Submission:
             held = [item for item in items if isinstance(item.payload, Handle)]
             self.items.sent([item for item in items if not item.has_output])
             self.items.loaded(len(stored))
-            found = {key: each.modality for each, key in request.items if not (key in stored or key in missing)}
+            found = {key: each.modality for each, key in request.items if key not in missing}
             self.items.count_saved(found, request.message.tenant)
             self._counts.sent(request.media, missing, but=() if self.items.counts_hits else stored)
         except PeerGone:
