@@ -107,6 +107,9 @@ class Shelf:
         self._num_tokens += 1
         return Lease(self, f"token {self._num_tokens}", record)
 
+    def is_verifying(self) -> bool:
+        return False
+
     def open(self, token: str, **options: object) -> SimpleNamespace | None:
         record = self.leased.get(token)
         if record is None or self._may("gone before the load", 0.1):

@@ -52,6 +52,10 @@ def test_the_last_spans_are_sent_at_the_end(receiver: OtlpReceiver, monkeypatch:
     assert (span.resource["service.name"], span.resource["mmcached.role"]) == ("mine", "engine 0")
 
 
+def are_last_spans_sent() -> bool:
+    return "last spans" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_a_collector_that_does_not_answer_keeps_no_role_from_ending(
     receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,11 +70,12 @@ def test_a_collector_that_does_not_answer_keeps_no_role_from_ending(
         for number in range(100):
             start_span("mmcached.frontend.encode", "", {"n": number}).end()
         eventually(lambda: receiver.num_requests, bool, "a request that hangs")
-    assert "last spans" in [thread.name for thread in threading.enumerate()], "the end has not waited for it"
+    assert not are_last_spans_sent(), "the end has not waited for it"
     assert receiver.spans == []
     receiver.answers.set()
     eventually(lambda: len(receiver.spans), bool, "what was being sent")
     assert len(receiver.spans) < 100
+    eventually(are_last_spans_sent, bool, "the end of the thread, before the receiver ends")
 
 
 def test_what_the_sdk_refuses_names_the_setting(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
