@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mmcached.client import Client
+from mmcached.frontend.store import verification
 from mmcached.integrations.diffusers import Conditioning, cached_conditioning
 from tests.client.services import StoreService
 from tests.hosts.diffusers.pipelines import PIPELINES, flux, picture, projected, stable_diffusion
@@ -118,3 +119,25 @@ def test_a_store_that_goes_changes_nothing(run_dir: Path) -> None:
         assert torch.equal(picture(pipeline), wanted)
         assert torch.equal(picture(pipeline, "a dog"), other)
         assert conditioning.num_encoded > 2
+
+
+def test_found_outputs_are_verified(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "VERIFY_S", 600.0)
+    pipeline = flux()
+    wanted, _ = ask(pipeline, client)
+    client.verify(1.0)
+    pixels, found = ask(pipeline, client)
+    assert torch.equal(pixels, wanted)
+    assert found.num_encoded == 2, "hits are encoded again"
+    assert (client.verify(1.0).verified, client.verify(1.0).different) == (2, 0)
+    key = client.keys("conditioning/*")[0]
+    hit = client.get(key)
+    assert hit is not None
+    record: Any = hit.record
+    next(iter(record.values())).view(-1).view(torch.uint8)[0] ^= 1
+    assert client.put(key, record, overwrite=True)
+    assert torch.equal(ask(pipeline, client)[0], wanted)
+    now = client.verify(0.0)
+    assert (now.verified, now.different) == (4, 1)
+    assert now.refused == [key.rpartition("/")[0] + "/"]
+    assert key not in client.keys("conditioning/*")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +33,7 @@ MODULES = {
     "Gemma3": "gemma3",
     "GotOcr2": "got_ocr2",
 }
+DEADLINE_S = 200.0
 PAN_AND_SCAN = {
     "do_pan_and_scan": True,
     "pan_and_scan_min_crop_size": 64,
@@ -227,3 +231,35 @@ def test_a_whole_processor_takes_it(client: Client) -> None:
         assert_same(processor(**asked), wanted)
         assert (processor.image_processor.num_hits, processor.image_processor.num_bypassed) == (num_hits, 0)
     assert processor.image_processor.crop_size == plain.crop_size
+
+
+PROGRAM = """
+import hashlib
+from tests.hosts.transformers.test_image_processor import BATCH, PROCESSORS, is_there, processor_of
+for name in PROCESSORS:
+    if name.startswith(("CLIP", "Siglip", "Qwen2VL")) and is_there(name):
+        pixels = processor_of(name)(BATCH[1], return_tensors="np")["pixel_values"]
+        print(name, hashlib.sha256(pixels.tobytes()).hexdigest())
+"""
+
+
+def is_there(name: str) -> bool:
+    return name.endswith("Pil") or is_torchvision_available()
+
+
+def pixels_with(**variables: str) -> list[str]:
+    """Return the digests of what some processors make of an image in another process."""
+    words = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(
+        words, env=os.environ | variables, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="needs more than one instruction set")
+def test_pixels_have_the_same_bits_with_other_instruction_sets_of_torch() -> None:
+    """The key of an item does not have the CPU: see docs/exactness.md."""
+    usual = pixels_with()
+    assert len(usual) >= 3
+    for capability in ("avx2", "default"):
+        assert pixels_with(ATEN_CPU_CAPABILITY=capability) == usual
