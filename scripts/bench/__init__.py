@@ -18,6 +18,7 @@ miss_tax        what a store costs where 98 % of the pictures come once: a servi
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 identity        a tower known by its weights, in vLLM
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
+adapters_diffusers      text encoders and VAE encodes of a pipeline of diffusers, with and without the adapter
 language        first tokens and tokens per second of checkpoints behind `generate`, beside Transformers' own batching
 ray             an image encoded by an actor on another node
 flood           a client's cheapest call beside a flood
