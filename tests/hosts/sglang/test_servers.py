@@ -36,12 +36,12 @@ SMALL = ["--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.05
 
 
 @contextlib.contextmanager
-def server(model: Path, log: Path, environment: dict[str, str]) -> Iterator[int]:
+def server(model: Path, log: Path, environment: dict[str, str], *more: str) -> Iterator[int]:
     """Run SGLang's server until it is killed; give its port when it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    words = ["--model-path", str(model), "--port", str(port), *SMALL, "--skip-server-warmup"]
+    words = ["--model-path", str(model), "--port", str(port), *SMALL, "--skip-server-warmup", *more]
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *words],

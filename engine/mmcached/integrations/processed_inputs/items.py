@@ -79,6 +79,15 @@ class ProcessedItems:
         hit = self._client.get(keys_of(self._processor, item)[0], tensors=self._tensors)
         return None if hit is None else hit.record
 
+    def find(self, item: str) -> ProcessedItem | None:
+        """Return an item if this host's store has its counts and pixels; ask no second level, and make nothing."""
+        of_counts, of_pixels = keys_of(self._processor, item)
+        counts = self._client.get(of_counts, tensors=self._tensors, local=True)
+        if counts is None:
+            return None
+        pixels = self._client.get(of_pixels, view=self._view, tensors=self._tensors, local=True)
+        return None if pixels is None else ProcessedItem(counts.record, pixels.record)
+
     def get_or_process_counts(self, item: str, process: Callable[[], ProcessedItem]) -> Record:
         """Return the counts of an item; no pixels are read unless it has to be made.
 

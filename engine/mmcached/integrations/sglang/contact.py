@@ -1,4 +1,4 @@
-"""Logs to SGLang's log, at its default level, whether embeddings are shared."""
+"""Logs to SGLang's log, at its default level, whether embeddings or processed inputs are shared."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mmcached.client import Client, MmcachedError
 _LOG = logging.getLogger("mmcached.sglang")
 
 
-def log_contact(client: Client) -> None:
+def log_contact(client: Client, what: str = "embeddings") -> None:
     """Log whether the service answers; if it starts later, the client connects by itself."""
     try:
         _ = client.service
     except MmcachedError as error:
-        _LOG.warning("mmcached: embeddings are not shared yet: %s", error)
+        _LOG.warning("mmcached: %s are not shared yet: %s", what, error)
     else:
-        _LOG.info("mmcached: embeddings are shared with the SGLang processes of this host")
+        _LOG.info("mmcached: %s are shared with the SGLang processes of this host", what)

@@ -80,7 +80,8 @@ def namespace(
         "host": f"sglang {room}",
         "weights": {**weights, **(_named(model, OF_WEIGHTS) if files is None else {})},
         "model": {**_named(model, OF_MODEL), "files": files},
-        "processor": _named(items, OF_PROCESSOR),  # the key has the hash of its pixels
+        # SGLang's hash is of the pixels, or else of the picture's file: then it lacks the processor's files.
+        "processor": {**_named(items, OF_PROCESSOR), "files": None if model is None else files_of_processor(client)},
         "code": None,  # of the version of SGLang
         "dtype": _named(model, ("dtype",)),
         "attention": {**_named(items, ("mm_attention_backend",)), **_only(server, OF_ATTENTION)},
@@ -94,6 +95,21 @@ def namespace(
     }
     rows["precision"] = {**rows["precision"], **_only(server, OF_PRECISION)}
     return note_name(client.run_dir, rows)
+
+
+def files_of_processor(client: Client) -> str | None:
+    """Return the identity of the files that SGLang's processor reads; None if they are not on this host.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    from sglang.srt.runtime_context import get_model, get_serving
+
+    try:
+        folder = checkpoint_folder(get_serving().tokenizer_path, get_model().revision, None)
+    except OSError:
+        return None
+    return checkpoint_identity(folder, client, suffixes=OF_PROCESSORS)
 
 
 def forms_of_embeddings() -> list[PartForm]:

@@ -13,7 +13,7 @@ import pkgutil
 import re
 from importlib import metadata
 
-from mmcached.integrations.sglang.settings import ASKED, EMBEDDING_STORE, ENGINE_CACHE, SglangSettings
+from mmcached.integrations.sglang.settings import ASKED, EMBEDDING_STORE, ENGINE_CACHE, PROCESSED_INPUTS, SglangSettings
 from mmcached.wire.errors import ConfigError
 
 FIRST = (0, 5, 23)
@@ -36,6 +36,10 @@ UPDATES = tuple(
         "resume_memory_occupation",
     )
 )
+MAKES_THE_PROCESSOR = "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor"
+MAKES_ARTIFACTS = (
+    "sglang.srt.multimodal.media_artifacts.base.MediaArtifactCacheMixin._run_preprocess_and_build_artifact_batch"
+)
 
 
 def register() -> None:
@@ -53,6 +57,8 @@ def register() -> None:
         _register_engine_cache()
     if EMBEDDING_STORE in settings.asked:
         _register_embedding_store()
+    if PROCESSED_INPUTS in settings.asked:
+        _register_processed_inputs()
 
 
 def check_version(version: str) -> None:
@@ -75,7 +81,7 @@ def _register_engine_cache() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for place in (MAKES_THE_MODEL, MAKES_THE_CACHE, FLUSHES, *UPDATES):
-        _check_place(place)
+        _check_place(place, ENGINE_CACHE)
     from mmcached.integrations.sglang.engine_cache import clear_after_flush, clear_after_update, install
     from mmcached.integrations.sglang.tower import note_runner
 
@@ -97,9 +103,19 @@ def _register_embedding_store() -> None:
     )
 
 
-def _check_place(place: str) -> None:
+def _register_processed_inputs() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for place in (MAKES_THE_PROCESSOR, MAKES_ARTIFACTS):
+        _check_place(place, PROCESSED_INPUTS)
+    from mmcached.integrations.sglang.processed_inputs import share_in_server
+
+    HookRegistry.register(MAKES_THE_PROCESSOR, share_in_server, HookType.AFTER)
+
+
+def _check_place(place: str, part: str) -> None:
     """Refuse an SGLang that lacks a place to hook into: it would only log that, and go on with stale embeddings."""
     try:
         pkgutil.resolve_name(place)
     except (AttributeError, ImportError) as error:
-        raise ConfigError(ASKED, ENGINE_CACHE, f"{place} is not in this SGLang: {error}") from error
+        raise ConfigError(ASKED, part, f"{place} is not in this SGLang: {error}") from error

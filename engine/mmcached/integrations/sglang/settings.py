@@ -1,6 +1,6 @@
 """Reads the adapter's settings from the environment: SGLang gives a plugin no arguments.
 
-MMCACHED_SGLANG        "embedding_store", "engine_cache", or both with a comma; unset: nothing is done
+MMCACHED_SGLANG        "embedding_store", "engine_cache", "processed_inputs", some with a comma; unset: nothing is done
 MMCACHED_RUN_DIR       the service's run directory; unset: the default of `mmcached serve`
 MMCACHED_NAMESPACE     names the weights, instead of the content of the checkpoint
 MMCACHED_MAX_SAVE_MB   MiB of embeddings that may wait to be saved; 256
@@ -22,6 +22,8 @@ MAX_SAVE_MB = "MMCACHED_MAX_SAVE_MB"
 MAX_PINNED_MB = "MMCACHED_MAX_PINNED_MB"
 EMBEDDING_STORE = "embedding_store"
 ENGINE_CACHE = "engine_cache"
+PROCESSED_INPUTS = "processed_inputs"
+PARTS = (EMBEDDING_STORE, ENGINE_CACHE, PROCESSED_INPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class SglangSettings:
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> SglangSettings:
         asked = frozenset(word.strip() for word in environment.get(ASKED, "").split(",")) - {""}
-        if asked - {EMBEDDING_STORE, ENGINE_CACHE}:
-            limit = f"names of {EMBEDDING_STORE}, {ENGINE_CACHE}, with a comma between"
+        if asked - set(PARTS):
+            limit = f"names of {', '.join(PARTS)}, with a comma between"
             raise ConfigError(ASKED, environment[ASKED], limit)
         return cls(
             asked,
