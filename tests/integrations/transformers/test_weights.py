@@ -168,3 +168,12 @@ def test_a_model_dies_though_its_weights_are_watched() -> None:
     gc.collect()
     assert seen() is None
     assert weights.digest
+
+
+def test_a_memory_format_is_part_of_the_digest() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    weights = Weights(model, NONE)
+    model.to(memory_format=torch.channels_last)
+    assert weights.is_changed()
+    assert Weights(model, NONE).digest != weights.digest

@@ -28,7 +28,7 @@ class Weights:
     """Tensors of a Transformers model on which its image features depend, as they are now, without those in `others`.
 
     Attributes:
-        digest: of their content, 64 hex digits.
+        digest: of their content and memory format, 64 hex digits.
         modules: all modules involved except the model itself, which may be freed while this object lives.
         configs: of the model and its modules, which determine the attention implementation.
 
@@ -93,6 +93,8 @@ class Weights:
         for _, _, value, path in self._tensors:
             try:
                 content.add(path, value)
+                if not value.is_contiguous():  # a memory format such as `channels_last` has other kernels
+                    content.add(f"{path} strides", list(value.stride()))
             except NotCarried as error:
                 raise InvalidRequest("model", f"{path}: {error.found}", str(error)) from error
         return content.hexdigest()
