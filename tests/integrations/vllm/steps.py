@@ -87,6 +87,7 @@ class Steps:
         is_written: whether weights were loaded in a rank's process without a word to the scheduler.
         num_forgotten: how often the scheduler had the tower read again.
         encoded: what rank 0 was told to encode, in order.
+        while_encoding: what happens while a rank's encoder runs.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Steps:
         ]
         self.caches: list[dict[str, Any]] = [{} for _ in range(num_ranks)]
         self.encoded: list[str] = []
+        self.while_encoding: Callable[[], object] = lambda: None
         self._requests: dict[str, Request] = {}
 
     def _forget_tower(self) -> None:
@@ -193,12 +195,17 @@ class Steps:
         for rank, worker in enumerate(self.workers):
             cache = self.caches[rank]
             worker.load(plan, cache)
+            worker.publish(plan, cache)
+            worker.begin_encoding(plan)
+            if output.scheduled_encoder_inputs:
+                self.while_encoding()
             for request_id, indices in output.scheduled_encoder_inputs.items():
                 for index in indices:
-                    name = self._requests[request_id].names[index]
+                    request = self._requests[request_id]
+                    name = request.names[index]
                     if rank == 0:
                         self.encoded.append(name)
-                    cache[name] = embedding(name)
+                    cache[name] = embedding(name, request.num_rows)
                     worker.save(plan, cache, name)
             report = worker.end_step(plan)
             if report is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmcached.client.device.stopwatch import Stopwatch
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import EncodedOfModality
 from mmcached.wire.errors import InvariantError
@@ -19,7 +20,6 @@ from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import TOKEN_IDS
 from mmcached.worker.steps.runner import ModelRunner
-from mmcached.worker.steps.stopwatch import Stopwatch
 from tests.worker.integrity import check_runner
 from tests.worker.oracle import (
     Image,

@@ -141,11 +141,14 @@ class MmcachedECConnector(ECConnectorBase):
             plan, cache = self._plan(), kwargs["encoder_cache"]
             self._worker.load(plan, cache)
             self._worker.publish(plan, cache)
+            self._worker.begin_encoding(plan)
 
     @_guarded(None)
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         if self._worker is not None:
-            self._worker.load(self._plan(), encoder_cache)
+            plan = self._plan()
+            self._worker.load(plan, encoder_cache)
+            self._worker.begin_encoding(plan)
 
     @_guarded(None)
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:

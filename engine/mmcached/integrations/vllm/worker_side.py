@@ -1,8 +1,11 @@
 """Loads and saves encoder outputs in one rank's worker.
 
     before the encoder runs    load      the plan's items into the runner's cache; what cannot be loaded is encoded
-    an item was encoded        save      begins a copy, and leaves the rest to the saver's thread
+    an item was encoded        save      begins a copy
     at the end of the step     report    loads that have ended, saves that have ended, figures
+
+The saver's thread does the rest of a save. It gets the saves at the end of the step, when it is known among how many
+rows the encoder's time is divided.
 
 Ranks encode together, so they agree on the loads: an item that one rank cannot load is encoded by all. The scheduler's
 lease makes a load certain for all ranks that see the store's memory.
@@ -16,6 +19,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +28,7 @@ from mmcached.client import Client, Hit
 from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver
 from mmcached.integrations.record_form import PartForm
+from mmcached.integrations.vllm.encoding_time import EncodingTime
 from mmcached.integrations.vllm.messages import Load, StepOrders, StepReport
 from mmcached.integrations.vllm.records import EMBEDS, mismatch, record_of
 
@@ -76,6 +81,8 @@ class WorkerSide:
         self._call_timeout_s = call_timeout_s
         self._ended: deque[tuple[str, str]] = deque()
         self._saver = Saver(client, max_bytes=max_waiting_bytes, on_end=self._note_end) if max_waiting_bytes else None
+        self._encoding: EncodingTime | None = None  # of this step
+        self._begun: list[Callable[[], object]] = []  # passes on the saves of this step
         self._counts: Counter[str] = Counter()
         self._lost: list[str] = []
         self._report_step: int | None = None
@@ -110,22 +117,34 @@ class WorkerSide:
         for name in [name for name in plan.saves if name in cache]:
             self.save(plan, cache, name)
 
+    def begin_encoding(self, plan: StepOrders) -> None:
+        """Time the encoder from here on, if the step saves something; called last before the encoder runs."""
+        watch = self._device.stopwatch() if plan.saves and self._saver is not None else None
+        self._encoding = None if watch is None else EncodingTime(watch)
+
     def save(self, plan: StepOrders, cache: dict[str, Any], name: str) -> None:
         """Save an output in the background, if the plan says so."""
-        key = plan.saves.get(name)
-        if key is None or self._saver is None:
+        if self._saver is None or not plan.saves:
             return
         started = time.perf_counter()
-        output = cache[name]
+        key, output, cost_s = plan.saves.get(name), cache[name], None
+        if self._encoding is not None and isinstance(output, torch.Tensor):
+            num_rows = output.shape[:-1].numel()
+            self._encoding.add(num_rows)
+            cost_s = None if key is None else self._encoding.share(num_rows)
+        if key is None:
+            return
         if not isinstance(output, torch.Tensor) or self._is_written():
             self._ended.append((key, "failed"))
             return
         wait = self._device.begin_copy([output])
-        self._saver.save(key, output.nbytes, lambda: record_of(*wait()))
+        save = partial(self._saver.save, key, output.nbytes, lambda: record_of(*wait()), cost_s=cost_s)
+        self._begun.append(save)
         self._counts["save_us"] += round((time.perf_counter() - started) * 1e6)
 
     def end_step(self, plan: StepOrders) -> StepReport | None:
         """Return the report of a step, or None if there is nothing to report; an encode-only engine waits for saves."""
+        self._pass_on()
         is_awaited = self._is_encode_only and bool(plan.saves) and time.monotonic() >= self._drain_from
         if is_awaited and self._saver is not None and not self._saver.drain(PUBLISH_S):
             self._drain_from = time.monotonic() + PAUSE_S
@@ -149,6 +168,15 @@ class WorkerSide:
         self._client.close()
 
     # ---- how
+
+    def _pass_on(self) -> None:
+        """Give the saves of the step to the saver's thread, which may ask for their shares of the encoder's time."""
+        started = time.perf_counter()
+        begun, self._begun, self._encoding = self._begun, [], None
+        for save in begun:
+            save()
+        if begun:
+            self._counts["save_us"] += round((time.perf_counter() - started) * 1e6)
 
     def _note_end(self, key: str, outcome: str) -> None:
         self._ended.append((key, outcome))

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from mmcached.client.device import DeviceLoader
+from mmcached.client.device.stopwatch import Stopwatch
 
 Tensors = list[torch.Tensor]
 
@@ -35,6 +36,10 @@ class Device(Protocol):
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         """Begin to copy an output; return a function that waits for the copy, in any thread, and returns it."""
+        ...
+
+    def stopwatch(self) -> Stopwatch | None:
+        """Begin to time work queued on the current stream; None where that cannot be timed without waiting for it."""
         ...
 
     def close(self) -> None:
@@ -65,6 +70,9 @@ class Host:
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         return lambda: [tensor.detach().contiguous() for tensor in tensors]
 
+    def stopwatch(self) -> Stopwatch | None:
+        return Stopwatch(torch.device("cpu"))
+
     def close(self) -> None:
         """Do nothing: no resources are held."""
 
@@ -83,6 +91,9 @@ class Other:
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
         return lambda: copies
+
+    def stopwatch(self) -> Stopwatch | None:
+        return None
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
@@ -105,6 +116,9 @@ class Cuda(Other):
     def close(self) -> None:
         if self._loader is not None:
             self._loader.close()
+
+    def stopwatch(self) -> Stopwatch | None:
+        return Stopwatch(self._device)
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         if not all(tensor.is_cuda for tensor in tensors):  # the host program has moved them away

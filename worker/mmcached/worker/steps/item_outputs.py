@@ -18,6 +18,7 @@ import torch
 from mmcached.cache.name_files import note_name
 from mmcached.cache.store_keys import output_key
 from mmcached.client.device.devices import device_of
+from mmcached.client.device.stopwatch import Stopwatch
 from mmcached.client.saver import SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -33,7 +34,6 @@ from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.payloads import Record, StoreContact
 from mmcached.worker.steps.output_counts import OutputCounts
 from mmcached.worker.steps.step_result import StepResult
-from mmcached.worker.steps.stopwatch import Stopwatch
 from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from mmcached.worker.steps.stopwatch import Stopwatch
+from mmcached.client.device.stopwatch import Stopwatch
 
 
 def test_on_the_cpu_it_is_over_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
