@@ -58,12 +58,15 @@ def test_a_wrong_image_would_show(alone: dict[str, Answer]) -> None:
     assert len(set(answers)) == len(answers)
 
 
-def test_second_server_encodes_nothing_and_answers_as_a_server_alone(pair: Pair, alone: dict[str, Answer]) -> None:
+def test_second_server_encodes_nothing_and_answers_as_a_server_alone(
+    pair: Pair, store: ChildService, alone: dict[str, Answer]
+) -> None:
     assert_right(ask_all(pair.first, MESSAGES), MESSAGES, alone)
     assert pair.first.items_encoded()
     pair.wait_until_saved()
     assert_right(ask_all(pair.second, MESSAGES), MESSAGES, alone)
     assert pair.second.items_encoded() == []
+    eventually(lambda: stats_of(store.run_dir).store.saved.encoder_us, lambda saved_us: saved_us > 0, "seconds saved")
 
 
 def test_the_name_that_a_client_gives_is_no_content(pair: Pair, alone: dict[str, Answer]) -> None:
