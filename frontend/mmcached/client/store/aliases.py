@@ -109,22 +109,12 @@ class NameVerbs(StoreVerbs):
         if content is None or callable(content):
             if content is None and not isinstance(name, os.PathLike):
                 raise invalid("content", content, "bytes, a path, a digest or a function; None only beside a path")
-            path = cast("os.PathLike[str]", name)
-            fetch = content or (lambda: _settled(path, alias))
-
-            def make() -> Verb[dict[str, Any]]:
-                fetched = yield fetch
-                digest = yield from self._content(fetched, keeps_file, ttl, tenant)
-                return {CONTENT: digest}
-
-            try:
-                record = yield from self._get_or_make(alias, make, _PLAIN, timeout_s, ttl_s=ttl, tenant=tenant)
-            except _Unsettled as unsettled:
-                return (yield from self._content(unsettled.data, keeps_file, ttl, tenant))
-            digest = content_in(record)
-            if digest is None:
-                raise InvalidRequest("name", "a record of another kind", "a name that `bind` has bound; forget it")
-            return digest
+            fetch = content or (lambda: _settled(cast("os.PathLike[str]", name), alias))
+            return (
+                yield from self._bind_fetched(
+                    alias, fetch, keeps_file=keeps_file, ttl_s=ttl, timeout_s=timeout_s, tenant=tenant
+                )
+            )
         if self.contact.welcome is None:  # it says how the service hashes
             yield from self._guarded("bind", self._in_contact(self.contact.deadline(timeout_s)), None)
         digest = yield from self._content(content, keeps_file, ttl, tenant)
@@ -160,6 +150,32 @@ class NameVerbs(StoreVerbs):
     def _digest(self, data: bytes) -> str:
         welcome = self.contact.welcome
         return MultiModalHasher("blake3" if welcome is None else welcome.hasher_algorithm).content_digest(data)
+
+    def _bind_fetched(
+        self,
+        alias: str,
+        fetch: Callable[[], Any],
+        *,
+        keeps_file: bool,
+        ttl_s: float,
+        timeout_s: float | None,
+        tenant: str,
+    ) -> Verb[str]:
+        """Return the digest that a name is bound to; if it has none, one caller fetches the content and binds it."""
+
+        def make() -> Verb[dict[str, Any]]:
+            fetched = yield fetch
+            digest = yield from self._content(fetched, keeps_file, ttl_s, tenant)
+            return {CONTENT: digest}
+
+        try:
+            record = yield from self._get_or_make(alias, make, _PLAIN, timeout_s, ttl_s=ttl_s, tenant=tenant)
+        except _Unsettled as unsettled:
+            return (yield from self._content(unsettled.data, keeps_file, ttl_s, tenant))
+        digest = content_in(record)
+        if digest is None:
+            raise InvalidRequest("name", "a record of another kind", "a name that `bind` has bound; forget it")
+        return digest
 
     def _bound(
         self, alias: str, tenant: str, *, timeout_s: float | None = None, local: bool = False

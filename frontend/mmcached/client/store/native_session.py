@@ -59,7 +59,8 @@ def session_type() -> type[StoreSession]:
     if wanted == "0" or (native is None and wanted != "1"):
         return StoreSession
     if native is None:
-        raise ImportError(f"{SWITCH} is 1, and the extension is not installed: pip install mmcached-native")
+        how = "pip install '.[native]' ./shm in a checkout of mmcached"
+        raise ImportError(f"{SWITCH} is 1, and the extension is not installed: {how}")
     if native.LAYOUT_VERSION != LAYOUT_VERSION:
         reason = f"mmcached-native reads layout {native.LAYOUT_VERSION}, not {LAYOUT_VERSION}; upgrade both together"
         if wanted == "1":

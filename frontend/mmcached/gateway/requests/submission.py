@@ -116,10 +116,7 @@ class Submission:
             self._connections.send(engine, message, payload)
             held = [item for item in items if isinstance(item.payload, Handle)]
             self.items.sent([item for item in items if not item.has_output])
-            self.items.loaded(len(stored))
-            found = {key: each.modality for each, key in request.items if key not in missing}
-            self.items.count_saved(found, request.message.tenant)
-            self._counts.sent(request.media, missing, but=() if self.items.counts_hits else stored)
+            self._count(request, missing, stored)
         except PeerGone:
             return self.engine()
         finally:
@@ -129,6 +126,12 @@ class Submission:
         self.room.take(inline_bytes := _inline_bytes(items))
         loaded_bytes = self._outputs.stored_bytes(request, stored)
         return Sent(engine, prompt.num_tokens, chosen.num_waiting, held, inline_bytes, loaded_bytes)
+
+    def _count(self, request: OpenRequest, missing: set[str], stored: Mapping[str, int]) -> None:
+        self.items.loaded(len(stored))
+        found = {key: each.modality for each, key in request.items if key not in missing}
+        self.items.count_saved(found, request.message.tenant)
+        self._counts.sent(request.media, missing, but=() if self.items.counts_hits else stored)
 
     def give_back(self, request: OpenRequest) -> None:
         """Release the items and the room of a request; a request that no engine has changes nothing."""
