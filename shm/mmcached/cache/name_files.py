@@ -22,7 +22,7 @@ from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 
 MAX_NAMES = 256
-_NAMED = re.compile(r"encoder/([0-9a-f]{32})/")
+_NAMED = re.compile(r"(?:encoder|conditioning)/([0-9a-f]{32})/")
 
 
 def note_name(run_dir: Path, rows: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def known_names(run_dir: Path) -> dict[str, dict[str, Any]]:
 def name_in(key: str) -> str | None:
     """Return the name in the key of an encoder output; None if it is no such key.
 
-    >>> name_in("encoder/" + 32 * "f" + "/aaaa"), name_in("my record")
+    >>> name_in("encoder/" + 32 * "f" + "/image/aaaa"), name_in("my record")
     ('ffffffffffffffffffffffffffffffff', None)
     """
     found = _NAMED.match(key)

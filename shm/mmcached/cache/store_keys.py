@@ -116,8 +116,14 @@ def is_on_its_way(key: str) -> bool:
     return _ROWS_KEY.fullmatch(key) is not None
 
 
-def output_key(fingerprint: str, mm_hash: str) -> str:
-    return f"encoder/{fingerprint}/{mm_hash}"
+def output_key(fingerprint: str, mm_hash: str, modality: str = "") -> str:
+    """Return the key of an encoder output.
+
+    Args:
+        modality: Of an adapter's item: part of the key, because nothing else tells the service. "" where it is unknown,
+            or known from requests.
+    """
+    return f"encoder/{fingerprint}/{modality}/{mm_hash}" if modality else f"encoder/{fingerprint}/{mm_hash}"
 
 
 def is_named(mm_hash: str) -> bool:

@@ -59,13 +59,14 @@ def found(lone: LoneFrontend, *arguments: str) -> Any:
 def test_inspect_shows_what_a_name_is_made_of_and_compares_two(lone: LoneFrontend) -> None:
     rows = dict.fromkeys(ROWS) | {"host": "vllm", "libraries": {"torch": "2.13", "cuda": "13.0"}}
     others = rows | {"libraries": {"torch": "2.14", "cuda": "13.0"}}
-    one, other = (output_key(note_name(lone.directory.path, each), "1" * 64) for each in (rows, others))
+    one, other = (output_key(note_name(lone.directory.path, each), "1" * 64, "image") for each in (rows, others))
+    of_diffusers = f"conditioning/{note_name(lone.directory.path, rows)}/prompt"
     with Client(lone.directory.path) as client:
         assert client.put(one, RECORD)
     shown = call(lone, "inspect", one)
     assert "there" in shown.stdout
     assert re.search(r"host +│ vllm", shown.stdout)
-    assert found(lone, "inspect", one)["rows"] == rows
+    assert found(lone, "inspect", one)["rows"] == found(lone, "inspect", of_diffusers)["rows"] == rows
     compared = call(lone, "inspect", one, other)
     assert re.search(r"libraries\.torch +│ 2\.13 +│ 2\.14", compared.stdout)
     assert "cuda" not in compared.stdout

@@ -68,6 +68,11 @@ def test_sums_by_kind_modality_and_tenant() -> None:
         ("processed/p/i", SavedStats(image=SavedOfModality(processor_us=1_000_000))),
         ("processed-item/p/i/counts", SavedStats(other=SavedOfModality(processor_us=1_000_000))),
         ("decoded-film/p/i", SavedStats(video=SavedOfModality(processor_us=1_000_000))),
+        ("encoder/p/video/i", SavedStats(video=SavedOfModality(encoder_us=1_000_000))),
+        ("encoder/p/vision_chunk/i", SavedStats(other=SavedOfModality(encoder_us=1_000_000))),
+        ("encoder/p/image", SavedStats(other=SavedOfModality(encoder_us=1_000_000))),
+        ("encoder/p/image/of/mine", SavedStats(image=SavedOfModality(encoder_us=1_000_000))),
+        ("conditioning/p/i", SavedStats(other=SavedOfModality(encoder_us=1_000_000))),
         ("encoders/p/i", SavedStats(other_us=1_000_000)),
     ],
 )

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import Device, device_of
 from mmcached.integrations.record_form import RecordForm
@@ -139,7 +140,7 @@ class ImageFeatures(Closeable):
         with self._lock:
             self.num_images += len(pictures)
         name, tower = named_by
-        keys = [f"encoder/{name}/{_name_of(picture)}" for picture in pictures]
+        keys = [output_key(name, _name_of(picture), "image") for picture in pictures]
         device = self._device(str(pictures[0].pixels.device))
         found = self._find(original, keys, pictures, forms, tower.weights, view=self._view or device.reads_in_place)
         parts = splitting.join(self._family, found, device.load)

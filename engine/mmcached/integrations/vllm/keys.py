@@ -1,6 +1,7 @@
 """Builds the keys of encoder outputs, and decides which items may be shared.
 
-    encoder/<fingerprint>/<item>      item: vLLM's hash of the content and of how it is processed
+    encoder/<fingerprint>/<modality>/<item>      item: vLLM's hash of the content and of how it is processed
+    encoder/<fingerprint>/<item>                 with the setting `encoder`
 
 vLLM's hash names a model by its path only. The fingerprint covers everything else that an output depends on: the bytes
 of the tower's weights as the workers have them, those of configurations, how the encoder is run, on which device, and
@@ -114,22 +115,23 @@ class KeyNamespace:
             self._first = self._first or tower
         has_words = not (modality == "image" and tower["is_image_wordless"])
         if has_words not in self._made:
-            self._made[has_words] = self._prefix(tower, has_words=has_words)
-        return self._made[has_words]
+            self._made[has_words] = self._fingerprint(tower, has_words=has_words)
+        made = self._made[has_words]
+        return output_key(made, "", "" if self._settings.encoder else modality) if made else ""
 
-    def _prefix(self, tower: Mapping[str, Any], *, has_words: bool) -> str:
+    def _fingerprint(self, tower: Mapping[str, Any], *, has_words: bool) -> str:
         weights = {"tower": tower["tower"], "words": tower["words"] if has_words else None}
         if self._settings.encoder:
             first = self._first or tower
             is_first = all(first[name] == tower[name] for name in ("tower", "words"))
-            return _prefix_of_encoder(self._settings.encoder, "" if is_first else f"{self._own_name} {weights}")
+            return _fingerprint_of_encoder(self._settings.encoder, "" if is_first else f"{self._own_name} {weights}")
         files = self._files or {}
         rows = rows_of_engine(self._vllm_config, self._settings, self._vllm, tower, files)
         self.is_exact = is_exact(rows)
         if self._settings.only_exact and not self.is_exact:
             _LOG.warning("mmcached: nothing is shared: only_exact is set, and this vLLM is not batch-invariant")
             return ""
-        return output_key(note_name(self._run_dir, {**rows, "weights": {**rows["weights"], **weights}}), "")
+        return note_name(self._run_dir, {**rows, "weights": {**rows["weights"], **weights}})
 
 
 def key_of(encoder: str, item: str) -> str:
@@ -138,11 +140,11 @@ def key_of(encoder: str, item: str) -> str:
     Args:
         item: The name of the item in requests (`uuid`).
     """
-    return _prefix_of_encoder(encoder, "") + item
+    return output_key(_fingerprint_of_encoder(encoder, ""), item)
 
 
-def _prefix_of_encoder(encoder: str, own: str) -> str:
-    return output_key(fingerprint({"encoder": encoder, "own": own}), "")
+def _fingerprint_of_encoder(encoder: str, own: str) -> str:
+    return fingerprint({"encoder": encoder, "own": own})
 
 
 def rows_of_engine(

@@ -24,7 +24,8 @@ from mmcached.wire.vocabulary import MODALITIES, Modality
 Kind = Literal["encoder", "processor", "other"]
 
 _KEYS: tuple[tuple[str, Kind, str], ...] = (
-    ("encoder/", "encoder", NO_MODALITY),  # of the service and of adapters
+    ("encoder/", "encoder", NO_MODALITY),  # of the service; of adapters, where the key has no modality
+    ("conditioning/", "encoder", NO_MODALITY),  # of diffusers' pipelines
     ("processed/", "processor", "image"),  # of Transformers' image processors
     ("processed-item/", "processor", NO_MODALITY),  # of vLLM's API servers, and so the next
     ("decoded-film/", "processor", "video"),
@@ -91,5 +92,7 @@ class SavedSeconds:
 def _place_of(tenant: str, key: str) -> tuple[str, str]:
     if tenant == ITEMS_TENANT:
         return "processor", NO_MODALITY
+    if key.startswith("encoder/") and (modality := "".join(key.split("/", 3)[2:-1])) in MODALITIES:
+        return "encoder", modality
     found = ((kind, modality) for begin, kind, modality in _KEYS if key.startswith(begin))
     return next(found, ("other", NO_MODALITY))
