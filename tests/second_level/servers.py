@@ -13,6 +13,7 @@ from pathlib import Path
 import redis
 from redis.exceptions import RedisError
 
+from mmcached.second_level.namespaces import key_prefix
 from tests.house import REPOSITORY
 from tests.second_level.programs import Program
 
@@ -20,6 +21,8 @@ VALKEY = REPOSITORY / ".valkey"
 """Where `make test-valkey` lays Debian's valkey-server."""
 PROGRAMS = ("redis-server", "valkey-server")
 STARTS_WITHIN_S = 30.0
+EPOCH = f"{key_prefix('')}epoch"
+"""Key of the epoch of hosts without a namespace."""
 
 
 def find_program(name: str) -> str | None:

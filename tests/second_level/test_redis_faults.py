@@ -12,12 +12,11 @@ import pytest
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
 from mmcached.second_level.breaker import FAILURES, FAIR_S, CircuitOpen
 from mmcached.second_level.records import Found, Missed
-from mmcached.second_level.redis.backend import EPOCH
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from tests.second_level.conftest import MakeRecords, in_time
 from tests.second_level.hostile import Stand, cut_after, passing_on, saying, saying_and_closing, stall_after, trickle
-from tests.second_level.servers import Server, short_folder
+from tests.second_level.servers import EPOCH, Server, short_folder
 
 NAMES = [f"{number:064x}" for number in range(4)]
 RECORDS = {name: os.urandom(200_000) for name in NAMES}

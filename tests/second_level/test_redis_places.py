@@ -15,10 +15,9 @@ import redis
 
 from mmcached.second_level.backend import BackendError
 from mmcached.second_level.records import Found
-from mmcached.second_level.redis.backend import EPOCH
 from mmcached.second_level.shared_records import SharedRecords
 from tests.second_level.conftest import MakeRecords, in_time
-from tests.second_level.servers import Server, free_ports, short_folder
+from tests.second_level.servers import EPOCH, Server, free_ports, short_folder
 
 NAMES = [f"{number:064x}" for number in range(24)]
 RECORDS = {name: os.urandom(10_000) for name in NAMES}

@@ -14,14 +14,14 @@ import pytest
 from mmcached.second_level.backend import BackendError, HostApart
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.records import PART_BYTES, Found, Missed
-from mmcached.second_level.redis.backend import EPOCH, RedisBackend
+from mmcached.second_level.redis.backend import RedisBackend
 from mmcached.second_level.redis.place import read_place
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from mmcached.second_level.versions import Scope
 from mmcached.wire.errors import ItemTooLarge
 from tests.second_level.conftest import MAX_BYTES, OUTER_S, MakeRecords, in_time
-from tests.second_level.servers import Server
+from tests.second_level.servers import EPOCH, Server
 
 NAME, OTHER, LARGE = "ab" * 32, "cd" * 32, "ef" * 32
 RECORD = os.urandom(100_000)

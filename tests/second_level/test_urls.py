@@ -33,6 +33,10 @@ PLACES = {
         password="x",
         sentinel_password="s",
     ),
+    "redis://me@host/1?namespace=blue.2": RedisPlace("one", (("host", 6379),), db=1, username="me", namespace="blue.2"),
+    "redis://host?cluster=1&namespace=a-b_C": RedisPlace("cluster", (("host", 6379),), namespace="a-b_C"),
+    "unix:///run/redis.sock?namespace=7": RedisPlace("one", path="/run/redis.sock", namespace="7"),
+    "redis+sentinel://a/main?namespace=blue": RedisPlace("sentinel", (("a", 26379),), service="main", namespace="blue"),
     "rediss+sentinel://a/main": RedisPlace(
         "sentinel", (("a", 26379),), service="main", tls={"ssl_check_hostname": True}
     ),
@@ -59,6 +63,12 @@ REFUSED = (
     "redis://host?cluster=1&cluster=1",
     "redis://host?cluster",
     "redis://host#secret",
+    "redis://host?namespace=",
+    "redis://host?namespace=sec:ret",
+    "redis://host?namespace=.secret",
+    "redis://host?namespace=" + 65 * "n",
+    "redis://host?namespace=a&namespace=b",
+    "mooncake://host?namespace=sec%2Fret",
     "redis://me:sec/ret@host",
     "redis://me:sec?ret=secret@host",
     "redis://me:sec#ret@host",

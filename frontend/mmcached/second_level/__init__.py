@@ -2,6 +2,7 @@
 
     backend            the interface to a shared server
     urls               the backend for a URL
+    namespaces         several fleets on one server
     redis, mooncake    the backends: Redis or Valkey, and Mooncake Store
     breaker            the circuit breaker
     records            the framing of records on the server

@@ -24,12 +24,11 @@ from pathlib import Path
 from mmcached.second_level.backend import BackendError, HostApart
 from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
-from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
 from mmcached.second_level.shared_records import SharedRecords
-from mmcached.second_level.urls import make_backend
+from mmcached.second_level.urls import epoch_note, make_backend
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB, ServiceConfig
@@ -239,7 +238,7 @@ def main(run_dir: Path) -> int:
     max_bytes = config.limits.max_l2_record_mb * MIB
     stop = StopFlag()
     page = StatsPublisher(directory.stats_page, RoleName("second_level"))
-    note = EpochNote(directory.second_level_epoch)
+    note = epoch_note(config.store_l2, directory.second_level_epoch)
     backend = make_backend(config.store_l2)
     records = SharedRecords(backend, max_bytes=max_bytes, ttl_s=config.store_l2_ttl_s, note=note)
     with stop, page, SecondLevelProcess(directory, config, records) as level:

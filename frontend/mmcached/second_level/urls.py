@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from mmcached.second_level.backend import Backend
+from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.mooncake import place as mooncake
+from mmcached.second_level.namespaces import note_of
 from mmcached.second_level.redis import place as redis
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.extras import how_to_install
@@ -33,7 +36,15 @@ def _make_mooncake(url: str) -> Backend:
     from mmcached.second_level.mooncake.start import start
 
     place = mooncake.read_place(url)
-    return MooncakeBackend(lambda: start(place))
+    return MooncakeBackend(lambda: start(place), namespace=place.namespace)
+
+
+class Place(Protocol):
+    """A parsed URL."""
+
+    @property
+    def namespace(self) -> str:
+        """Name of the fleet; "" without one."""
 
 
 class BackendKind(NamedTuple):
@@ -45,7 +56,7 @@ class BackendKind(NamedTuple):
     """
 
     make: Callable[[str], Backend]
-    read_place: Callable[[str], object]
+    read_place: Callable[[str], Place]
     extra: str
 
 
@@ -67,6 +78,15 @@ def make_backend(url: str) -> Backend:
         return kind.make(url)
     except ImportError as error:
         raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(kind.extra)}: {error}") from None
+
+
+def epoch_note(url: str, path: Path) -> EpochNote:
+    """Return the epoch note of the fleet that a valid URL names.
+
+    Args:
+        path: Path of the note of hosts without a namespace.
+    """
+    return EpochNote(note_of(path, check_url(url).read_place(url).namespace))
 
 
 def check_installed(url: str) -> None:

@@ -7,7 +7,7 @@
       workers-<i>.sock         workers  -> engine i
       kv-pub-<i>.sock          KV events of engine i, and kv-rep-<i>.sock for replays of missed ones
       stats.page               counters, one slot per role
-      second-level.epoch       the host's epoch of the second level; kept when the service ends
+      second-level.epoch       the host's epoch of the second level, by fleet; kept when the service ends
       <name>.ring              notes of the frontend's rings, for the next frontend
       http.sock                health and metrics, from the supervisor
       clients/<id>.lock        held by a client for its life; free = the client is dead

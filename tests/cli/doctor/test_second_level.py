@@ -9,14 +9,13 @@ import pytest
 from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.cli.doctor.second_level import second_level
 from mmcached.second_level.epoch_note import EpochNote
-from mmcached.second_level.redis.backend import EPOCH
 from mmcached.second_level.versions import Scope
 from mmcached.shm.stats.page import StatsPage, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import RoleName, SecondLevelStats
-from tests.second_level.servers import Server, find_program, short_folder
+from tests.second_level.servers import EPOCH, Server, find_program, short_folder
 
 NOBODY = "redis://user:hunter2@127.0.0.1:1"
 

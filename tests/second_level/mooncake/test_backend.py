@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, HostApart, Value
-from mmcached.second_level.mooncake.backend import EPOCH, MAX_CALLS, MooncakeBackend
+from mmcached.second_level.mooncake.backend import MAX_CALLS, MooncakeBackend
 from mmcached.second_level.mooncake.client import SCRATCH_BYTES, MooncakeClient
 from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES, Found, Missed
 from mmcached.second_level.shared_records import SharedRecords
 from tests.clock import Clock
 from tests.second_level.mooncake.epochs import begin_epoch
 from tests.second_level.mooncake.memory_store import MemoryStore
+from tests.second_level.servers import EPOCH
 
 NAME, OTHER = "ab" * 32, "cd" * 32
 TTL_S, LONG_S, SOON_S = 10.0, 30.0, 0.05
@@ -32,8 +34,9 @@ def store() -> Iterator[MemoryStore]:
 def make_backend(store: MemoryStore) -> Iterator[Callable[..., MooncakeBackend]]:
     made: list[MooncakeBackend] = []
 
-    def make(wall_clock: Callable[[], float] = time.time) -> MooncakeBackend:
-        made.append(MooncakeBackend(lambda: MooncakeClient(store, "pinned", lambda: None), wall_clock=wall_clock))
+    def make(wall_clock: Callable[[], float] = time.time, namespace: str = "") -> MooncakeBackend:
+        start = partial(MooncakeClient, store, "pinned", lambda: None)
+        made.append(MooncakeBackend(start, namespace=namespace, wall_clock=wall_clock))
         return made[-1]
 
     yield make
@@ -246,3 +249,15 @@ def test_records_are_found_in_their_epoch(make_backend: Callable[..., MooncakeBa
     two.flush(deadline=within(LONG_S))
     assert two.epoch == one.epoch
     assert two.get_many([NAME, OTHER], deadline=within(LONG_S)) == [Missed("epoch"), Missed("absent")]
+
+
+def test_two_fleets_on_one_store_see_nothing_of_each_other(make_backend: Callable[..., MooncakeBackend]) -> None:
+    fleets = [make_backend(namespace=name) for name in ("", "blue", "green")]
+    for number, backend in enumerate(fleets):
+        assert backend.get_many([NAME], deadline=within(LONG_S)) == (0, [None])
+        backend.raise_epoch(number + 1, over=number, deadline=within(LONG_S))
+        put(backend, NAME, b"value %d" % number)
+        assert backend.claim(NAME, ttl_s=LONG_S, deadline=within(LONG_S))
+    for number, backend in enumerate(fleets):
+        assert get(backend, NAME) == [b"value %d" % number]
+        assert backend.get_many([], deadline=within(LONG_S))[0] == number + 1

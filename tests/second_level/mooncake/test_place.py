@@ -13,8 +13,8 @@ def test_a_master_is_enough() -> None:
 
 
 def test_all_that_can_be_said() -> None:
-    url = "mooncake://m.example.org:1234?host=10.0.0.2&segment_mb=0&buffer_mb=64"
-    assert read_place(url) == MooncakePlace("m.example.org:1234", "10.0.0.2", 0, 64 << 20)
+    url = "mooncake://m.example.org:1234?host=10.0.0.2&segment_mb=0&buffer_mb=64&namespace=blue"
+    assert read_place(url) == MooncakePlace("m.example.org:1234", "10.0.0.2", 0, 64 << 20, "blue")
 
 
 @pytest.mark.parametrize(

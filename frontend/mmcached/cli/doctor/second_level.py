@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.second_level.backend import Backend, BackendError
-from mmcached.second_level.epoch_note import EpochNote
-from mmcached.second_level.urls import make_backend
+from mmcached.second_level.urls import epoch_note, make_backend
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.shm.stats.service import stats_of
 from mmcached.wire.errors import ConfigError
@@ -75,7 +74,7 @@ def second_level(host: CheckedHost) -> Finding:
     if get_ms >= limit_ms:
         fix = "a nearer server, a faster network, or a larger limits.l2_timeout_ms"
         return Finding("warning", f"{fact}; after {limit_ms} ms a fetch is a miss", fix)
-    own_epoch = EpochNote(RunDir(host.run_dir).second_level_epoch).read().epoch
+    own_epoch = epoch_note(config.store_l2, RunDir(host.run_dir).second_level_epoch).read().epoch
     if 0 < own_epoch < trial.epoch:
         what = f"{fact}; it is not used: another host was flushed after this one"
         return Finding("warning", what, "`mmcached flush`, once the servers of this host are up to date")

@@ -4,8 +4,8 @@
     mmcached:3:record:NAME      evicted when memory is full; Mooncake has no time to live, so `ttl_s` has no effect
     mmcached:3:claim:NAME       word │ end               word of the first host; an expired claim is free
 
-The 3 is `records.VERSION`. Mooncake cannot compare and set: of two hosts that begin an epoch at the same moment one is
-left behind, and has to be flushed again.
+The 3 is `records.VERSION`; `namespaces` has the prefix of a fleet. Mooncake cannot compare and set: of two hosts that
+begin an epoch at the same moment one is left behind, and has to be flushed again.
 
 A value may change while it is read. A record's checksum detects that; an epoch's halves differ then. The end of a claim
 is in milliseconds of the wall clock: if hosts' clocks differ by more than a claim's lifetime, each of them computes.
@@ -24,12 +24,9 @@ from typing import TypeVar
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused, Value
 from mmcached.second_level.mooncake.calls import BoundedCalls
 from mmcached.second_level.mooncake.client import MooncakeClient
-from mmcached.second_level.records import VERSION
+from mmcached.second_level.namespaces import key_prefix
 from mmcached.wire.closeable import Closeable
 
-_PREFIX = f"mmcached:{VERSION}:"
-EPOCH = f"{_PREFIX}epoch"
-_RECORD, _CLAIM = f"{_PREFIX}record:", f"{_PREFIX}claim:"
 _EPOCH_VALUE = struct.Struct("<QQ")
 _CLAIM_VALUE = struct.Struct("<16sQ")
 MAX_CALLS = 8
@@ -49,34 +46,43 @@ class MooncakeBackend(Closeable):
 
     Args:
         start: Returns a client, or raises BackendError; called again until it succeeds.
+        namespace: Name of the fleet; "" without one.
         wall_clock: Seconds since 1970.
 
     Attributes:
         calls: The calls under way.
     """
 
-    def __init__(self, start: Callable[[], MooncakeClient], *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        start: Callable[[], MooncakeClient],
+        *,
+        namespace: str = "",
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._start = start
         self._wall_clock = wall_clock
         self._word = secrets.token_bytes(16)
+        prefix = key_prefix(namespace)
+        self._epoch, self._record, self._claim = f"{prefix}epoch", f"{prefix}record:", f"{prefix}claim:"
         self.calls = BoundedCalls(MAX_CALLS)
         self._starting = threading.Lock()
         self._client: MooncakeClient | None = None
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
-        keys = [_RECORD + name for name in names]
+        keys = [self._record + name for name in names]
 
         def ask(client: MooncakeClient) -> tuple[int, list[Value | None]]:
-            epoch, present = _look(client, keys)
+            epoch, present = self._look(client, keys)
             return epoch, [_read_in_time(client, key, deadline) if key in present else None for key in keys]
 
         return self._ask(ask, deadline)
 
     def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
-        keys = [_RECORD + name for name in names]
+        keys = [self._record + name for name in names]
 
         def ask(client: MooncakeClient) -> tuple[int, list[Value | None]]:
-            epoch, present = _look(client, keys)
+            epoch, present = self._look(client, keys)
             heads = dict(zip(present, client.read_heads(list(present), num_bytes), strict=True))
             return epoch, [heads.get(key) for key in keys]
 
@@ -84,10 +90,10 @@ class MooncakeBackend(Closeable):
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
         value = b"".join(pieces)  # the pieces are the caller's, and the call may outlast the caller
-        self._ask(lambda client: client.write(_RECORD + name, value), deadline)
+        self._ask(lambda client: client.write(self._record + name, value), deadline)
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
-        key = _CLAIM + name
+        key = self._claim + name
 
         def ask(client: MooncakeClient) -> bool:
             now_ms, ttl_ms = round(self._wall_clock() * 1000), round(ttl_s * 1000)
@@ -104,7 +110,7 @@ class MooncakeBackend(Closeable):
         return self._ask(ask, deadline)
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
-        key = _CLAIM + name
+        key = self._claim + name
 
         def ask(client: MooncakeClient) -> None:
             if _claim_of(client.read(key))[0] == self._word:
@@ -116,9 +122,9 @@ class MooncakeBackend(Closeable):
         def ask(client: MooncakeClient) -> int:
             found = 0
             with contextlib.suppress(_EpochUnread):
-                found, _ = _look(client, [])
+                found, _ = self._look(client, [])
             if found <= over:
-                client.write(EPOCH, _EPOCH_VALUE.pack(epoch, epoch), is_pinned=True)
+                client.write(self._epoch, _EPOCH_VALUE.pack(epoch, epoch), is_pinned=True)
             return found
 
         return self._ask(ask, deadline)
@@ -137,6 +143,12 @@ class MooncakeBackend(Closeable):
     def _ask(self, ask: Callable[[MooncakeClient], Result], deadline: float) -> Result:
         return self.calls.run(lambda: ask(self._started(deadline)), deadline)
 
+    def _look(self, client: MooncakeClient, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
+        """Return the epoch, and those of the keys that have a value."""
+        has_epoch, *found = client.look([self._epoch, *keys])
+        epoch = _read_epoch(client, self._epoch) if has_epoch else 0
+        return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
+
     def _started(self, deadline: float) -> MooncakeClient:
         """Return the client; one thread starts it, while others wait until their deadlines."""
         if self._client is None:
@@ -150,14 +162,8 @@ class MooncakeBackend(Closeable):
         return self._client
 
 
-def _look(client: MooncakeClient, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
-    has_epoch, *found = client.look([EPOCH, *keys])
-    epoch = _read_epoch(client) if has_epoch else 0
-    return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
-
-
-def _read_epoch(client: MooncakeClient) -> int:
-    value = client.read(EPOCH)
+def _read_epoch(client: MooncakeClient, key: str) -> int:
+    value = client.read(key)
     if value is None or len(value) != _EPOCH_VALUE.size:
         raise _EpochUnread("Mooncake has lost the epoch, or it is being written")
     epoch, same = _EPOCH_VALUE.unpack(value)

@@ -1,10 +1,11 @@
 """Parses the URL of a Mooncake Store. Imports nothing of Mooncake.
 
-    mooncake://MASTER[:50051][?host=…][&segment_mb=512][&buffer_mb=128]
+    mooncake://MASTER[:50051][?host=…][&segment_mb=512][&buffer_mb=128][&namespace=…]
 
     host          this host's address for other hosts; default: its address on the route to the master
     segment_mb    memory that this process lends to all hosts; 0 if others do, with `mooncake_client`
     buffer_mb     memory that values pass through
+    namespace     name of the fleet, see `namespaces`
 
 Unknown options are refused, because a misspelled setting would have no effect.
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
+
+from mmcached.second_level.namespaces import take_namespace
 
 SCHEME = "mooncake"
 PORT = 50051
@@ -29,12 +32,14 @@ class MooncakePlace:
     Attributes:
         master: As host:port.
         host: Address of this process for others; "" if it is to be found out.
+        namespace: Name of the fleet; "" without one.
     """
 
     master: str
     host: str = ""
     segment_bytes: int = 512 << 20
     buffer_bytes: int = 128 << 20
+    namespace: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -58,6 +63,7 @@ def read_place(url: str) -> MooncakePlace:
         host,
         _megabytes("segment_mb", options.pop("segment_mb", "512"), SEGMENT_MB),
         _megabytes("buffer_mb", options.pop("buffer_mb", "128"), BUFFER_MB),
+        take_namespace(options),
     )
     if options:
         raise ValueError(f"knows no option {next(iter(options))} with {SCHEME}://")

@@ -4,8 +4,8 @@
     mmcached:3:record:NAME      SET … PX; GET; GETRANGE
     mmcached:3:claim:NAME       SET … PX by a script that compares; renewed and dropped only by its owner
 
-The 3 is `records.VERSION`: hosts of two versions can share a server without sharing keys. All commands of one call are
-sent, to each server of a cluster its own, before any reply is read.
+The 3 is `records.VERSION`: hosts of two versions can share a server without sharing keys; `namespaces` has the prefix
+of a fleet. All commands of one call are sent, to each server of a cluster its own, before any reply is read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from redis.exceptions import (
 )
 
 from mmcached.second_level.backend import MAX_EPOCH, BackendError, BackendRefused, Got, Value
+from mmcached.second_level.namespaces import key_prefix
 from mmcached.second_level.records import VERSION
 from mmcached.second_level.redis.attempts import Connections
 from mmcached.second_level.redis.link import RedisLink
@@ -37,11 +38,6 @@ from mmcached.second_level.redis.replies import Reply
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.stats import Trouble
 
-_PREFIX = f"mmcached:{VERSION}:"
-EPOCH = f"{_PREFIX}epoch"
-_RECORD, _CLAIM = f"{_PREFIX}record:", f"{_PREFIX}claim:"
-_OTHER_EPOCHS = {1: "mmcached:epoch", **{number: f"mmcached:{number}:epoch" for number in range(2, VERSION + 4)}}
-"""Keys of the epochs of other versions."""
 _EPOCH_DIGITS = 19
 _RAISE_EPOCH = """
 local found = redis.pcall('get', KEYS[1])
@@ -70,22 +66,26 @@ class RedisBackend(Closeable):
     def __init__(self, place: RedisPlace) -> None:
         self._nodes = nodes_of(place)
         self._word = secrets.token_hex(16)
+        prefix = key_prefix(place.namespace)
+        self._namespace = place.namespace
+        self._epoch, self._record, self._claim = f"{prefix}epoch", f"{prefix}record:", f"{prefix}claim:"
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Got]]:
-        keys = [EPOCH, *(_RECORD + name for name in names)]
+        keys = [self._epoch, *(self._record + name for name in names)]
         return self._values([_command(key, "GET", key) for key in keys], deadline)
 
     def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Got]]:
-        keys = [_RECORD + name for name in names]
+        keys = [self._record + name for name in names]
         heads = [_command(key, "GETRANGE", key, 0, num_bytes - 1) for key in keys]
-        epoch, values = self._values([_command(EPOCH, "GET", EPOCH), *heads], deadline)
+        epoch, values = self._values([_command(self._epoch, "GET", self._epoch), *heads], deadline)
         return epoch, [value or None for value in values]
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
-        self._set(_command(_RECORD + name, "SET", _RECORD + name, list(pieces), "PX", _ms(ttl_s)), deadline)
+        key = self._record + name
+        self._set(_command(key, "SET", key, list(pieces), "PX", _ms(ttl_s)), deadline)
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
-        key = _CLAIM + name
+        key = self._claim + name
         (reply,) = self._exchange([_command(key, "EVAL", _CLAIM_OR_RENEW, 1, key, self._word, _ms(ttl_s))], deadline)
         answer = _good(reply)
         if answer not in (b"ours", b"theirs"):
@@ -93,13 +93,13 @@ class RedisBackend(Closeable):
         return answer == b"ours"
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
-        key = _CLAIM + name
+        key = self._claim + name
         (reply,) = self._exchange([_command(key, "EVAL", _DROP_OWN, 1, key, self._word)], deadline)
         _good(reply)
 
     def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
         words = (_digits(number) for number in (epoch, over, MAX_EPOCH))
-        (reply,) = self._exchange([_command(EPOCH, "EVAL", _RAISE_EPOCH, 1, EPOCH, *words)], deadline)
+        (reply,) = self._exchange([_command(self._epoch, "EVAL", _RAISE_EPOCH, 1, self._epoch, *words)], deadline)
         answer = _good(reply)
         text = answer if isinstance(answer, bytes | memoryview) else b""
         if len(text) != _EPOCH_DIGITS or not bytes(text).isdigit():
@@ -108,7 +108,10 @@ class RedisBackend(Closeable):
 
     def other_versions(self, *, deadline: float) -> dict[int, str]:
         """Return the other versions that hosts use, or have used, on this server, each with the key of its epoch."""
-        others = {number: key for number, key in _OTHER_EPOCHS.items() if number != VERSION}
+        numbers = (number for number in range(2, VERSION + 4) if number != VERSION)
+        others = {number: f"{key_prefix(self._namespace, number)}epoch" for number in numbers}
+        if not self._namespace:
+            others = {1: "mmcached:epoch", **others}
         replies = self._exchange([_command(key, "GET", key) for key in others.values()], deadline)
         found = zip(others.items(), replies, strict=True)
         return {number: key for (number, key), reply in found if _value(reply) is not None}
@@ -119,7 +122,7 @@ class RedisBackend(Closeable):
         Raises:
             BackendError: As for every call, and if this user may not ask.
         """
-        (reply,) = self._exchange([_command(EPOCH, "INFO", "memory")], deadline)
+        (reply,) = self._exchange([_command(self._epoch, "INFO", "memory")], deadline)
         found = _value(reply)
         if isinstance(found, BackendError):
             raise found

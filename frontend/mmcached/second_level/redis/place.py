@@ -7,6 +7,7 @@
 
     with TLS    ssl_ca_certs, ssl_certfile, ssl_keyfile: paths; ssl_check_hostname=0
     sentinels   sentinel_username, sentinel_password: their own
+    all         namespace: name of the fleet, see `namespaces`
 
 User, password and path are percent-encoded where necessary. Unknown options are refused, because a misspelled setting
 would have no effect.
@@ -19,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from mmcached.second_level.namespaces import take_namespace
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 PORT, SENTINEL_PORT = 6379, 26379
@@ -40,6 +43,7 @@ class RedisPlace:
         path: Path of a unix socket.
         service: The master's name among sentinels.
         tls: redis-py's options of a TLS connection; None without TLS.
+        namespace: Name of the fleet; "" without one.
     """
 
     kind: Literal["one", "cluster", "sentinel"]
@@ -52,6 +56,7 @@ class RedisPlace:
     tls: Options | None = None
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
+    namespace: str = ""
 
 
 def read_place(url: str) -> RedisPlace:
@@ -62,7 +67,11 @@ def read_place(url: str) -> RedisPlace:
     options = _options(parts.query)
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
-    login: Options = {"username": unquote(user) or None, "password": unquote(password) or None}
+    login: Options = {
+        "username": unquote(user) or None,
+        "password": unquote(password) or None,
+        "namespace": take_namespace(options),
+    }
     if parts.scheme == "unix":
         place = _socket_place(hosts, unquote(parts.path), options, login)
     elif parts.scheme.endswith("+sentinel"):
