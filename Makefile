@@ -30,6 +30,8 @@ RAY_HOST := .venv-ray
 RAY_HOST_INSTALLED := $(RAY_HOST)/.installed
 MOONCAKE_HOST := .venv-mooncake
 MOONCAKE_HOST_INSTALLED := $(MOONCAKE_HOST)/.installed
+DYNAMO_HOST := $(VLLM_HOST)/dynamo
+DYNAMO_HOST_INSTALLED := $(DYNAMO_HOST)/.installed
 RELEASE := .venv-release
 RELEASE_INSTALLED := $(RELEASE)/.installed
 VLLM := vllm==0.33.0
@@ -41,6 +43,7 @@ RAY := ray==2.60.0
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 TRANSFORMERS := transformers==5.23.0 peft==0.21.2 openai==3.57.0
 DIFFUSERS := diffusers==0.42.1 transformers==5.23.0
+DYNAMO := ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1 'redis>=8.0,<9'
 TORCHVISION := torchvision==0.28.0
 # What the tests with a whole host run: by default what a machine with two cores does in some minutes.
 HOST_TESTS ?= not soak
@@ -57,7 +60,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-dynamo test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +111,9 @@ test-ray: $(RAY_HOST_INSTALLED) ## services and encoders on a Ray cluster of thr
 test-mooncake: $(MOONCAKE_HOST_INSTALLED) ## the second level in Mooncake Store, with masters that are stopped and killed (Debian; 1 GB)
 	LD_LIBRARY_PATH="$$(tests/hosts/mooncake/libraries.sh)" $(MOONCAKE_HOST)/$(HOST_PYTEST) tests/hosts/mooncake
 
+test-dynamo: $(DYNAMO_HOST_INSTALLED) ## workers of Dynamo, in the environment of `test-vllm`
+	PYTHONPATH=$(DYNAMO_HOST) $(VLLM_HOST)/$(HOST_PYTEST) tests/hosts/dynamo
+
 test-packaging: $(INSTALLED) $(RELEASE_INSTALLED) ## build a release, check it, and install it with each Python here: a minute or two
 	$(BIN)/python -m pytest -m packaging tests/house/test_installs.py -o faulthandler_timeout=0
 
@@ -125,7 +131,7 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
 	@$(MAKE) --no-print-directory verify-kv
-	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-ray test-mooncake HOST_TESTS="not chaos"
+	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-ray test-mooncake test-dynamo HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -200,6 +206,13 @@ $(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
 	$(VLLM_HOST)/bin/python -m pip install --quiet --no-deps $(SGLANG)
 	$(VLLM_HOST)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	$(VLLM_HOST)/bin/python tests/hosts/torchvision_on_cpu.py
+	touch $@
+
+# Dynamo asks for a vLLM with CUDA and for Kubernetes, which its arguments and names do not need, hence --no-deps.
+$(DYNAMO_HOST_INSTALLED): $(VLLM_HOST_INSTALLED)
+	$(call INSTALLING,Dynamo (250 MB))
+	rm -rf $(DYNAMO_HOST)
+	$(VLLM_HOST)/bin/python -m pip install --quiet --no-deps --target $(DYNAMO_HOST) $(DYNAMO)
 	touch $@
 
 $(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchvision_on_cpu.py

@@ -24,6 +24,8 @@ DISTRIBUTIONS = {
     "diffusers": ("diffusers",),
     "ray": ("ray",),
     "mooncake": ("mooncake-transfer-engine-non-cuda",),
+    "dynamo": ("ai-dynamo",),
+    "lmdeploy": ("lmdeploy",),
 }
 """Names under which a host is installed; the first one that is."""
 COLUMNS = ("host", "version", "python", "torch", "tests", "date", "commit")

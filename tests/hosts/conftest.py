@@ -9,7 +9,7 @@ import pytest
 
 from scripts.tested_with import note
 
-HOSTS = ("vllm", "sglang", "transformers", "diffusers", "ray", "mooncake")
+HOSTS = ("vllm", "sglang", "transformers", "diffusers", "ray", "mooncake", "dynamo", "lmdeploy")
 collect_ignore = [host for host in HOSTS if find_spec(host) is None]
 
 

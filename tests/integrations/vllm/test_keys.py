@@ -248,6 +248,13 @@ def test_a_clients_names_are_shared_if_the_user_says_so() -> None:
     assert Sharing(is_possible=True, has_named=True).may_share(feature("cat"))
 
 
+def test_a_name_for_dynamos_router_is_one_that_a_client_gives() -> None:
+    """Dynamo keeps 16 digits of a hash, of content or of an address, and fills up with zeros."""
+    name = item(1)[-16:] + "0" * 48
+    assert not Sharing(is_possible=True, has_named=False).may_share(feature(name, mm_hash=name))
+    assert Sharing(is_possible=True, has_named=True).may_share(feature(name, mm_hash=name))
+
+
 def test_an_adapter_on_the_tower_or_a_pass_through_is_not_shared(checkpoint: Path) -> None:
     sharing = Sharing(is_possible=True, has_named=True)
     assert not sharing.may_share(feature(f"lora:{item(1)}", mm_hash=item(1)))

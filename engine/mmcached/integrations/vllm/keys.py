@@ -28,7 +28,8 @@ from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, che
 from mmcached.integrations.vllm.settings import ConnectorSettings
 
 _LOG = logging.getLogger("vllm.mmcached")
-_HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
+_HASH = re.compile("(?!.{16}0{48}$)[0-9a-f]{64}|[0-9a-f]{128}")
+"""Hashes of content. Dynamo's names for its router are not: 16 digits, then zeros, which may be of an address."""
 _NUMBERED = re.compile(r".*-(image|video|audio|vision_chunk|prompt_embeds)-\d+", re.DOTALL)
 """vLLM's names for items that it does not hash: the same in every engine, whatever their content."""
 MAX_NAME = 128
