@@ -4,6 +4,7 @@
 #   CONSTRAINTS  the file of pinned versions; another file, or nothing (`CONSTRAINTS=`), lets you bring another torch
 #   AREAS        what `make bench` measures
 #   VLLM_SOURCE  a folder with vLLM 0.33's sources, for `make verify-kv-vllm`
+#   UPSTREAM     a folder with checkouts of those whose deployments deploy/recipes extends, for `make test-deploy`
 #   SEED         what `make soak` draws its examples from; it shows the one it took, to be given again
 
 PYTHON ?= python3
@@ -145,7 +146,7 @@ test-web: $(INSTALLED) ## the page of the service in a real browser (Debian; 550
 
 test-deploy: $(INSTALLED) ## what lies in deploy/, by the programs that read it (Debian; 400 MB)
 	PYTHON=$(PYTHON) tests/deploy/tools.sh
-	$(BIN)/python -m pytest tests/deploy
+	UPSTREAM="$(UPSTREAM)" $(BIN)/python -m pytest tests/deploy
 
 explore: $(INSTALLED) ## look at every state of the ring's protocol, and find every rule's removal: minutes
 	$(BIN)/python -m scripts.verification.explore

@@ -4,6 +4,8 @@ manifests.py read                       YAML on stdin ──> its documents
 manifests.py chart VALUES               the chart with these values (JSON) ──> its documents
 manifests.py check VERSION              documents as JSON on stdin: an error if Kubernetes VERSION does not know one
 manifests.py compose SCHEMA             YAML on stdin: the same for a compose file
+manifests.py crd FILE                   documents as JSON on stdin: the same for the resource that FILE defines
+manifests.py render CHART VALUES        another chart with a file of values that its schema accepts ──> its documents
 """
 
 from __future__ import annotations
@@ -35,6 +37,42 @@ def check(documents: list[Any], version: str) -> None:
         import_module("kubernetes_validate").validate(each, version, strict=True)
 
 
+def closed(schema: Any) -> Any:
+    """Return the schema of a resource as JSON Schema that refuses unknown fields, as Kubernetes drops them."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if "properties" in found and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        found.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        found["type"] = ["integer", "string"]
+    return found
+
+
+def crd(documents: list[Any], file: Path) -> None:
+    (definition,) = read(file.read_text())
+    schemas = {
+        f"{definition['spec']['group']}/{each['name']}": each["schema"]["openAPIV3Schema"]
+        for each in definition["spec"]["versions"]
+    }
+    for each in documents:
+        if each["kind"] != definition["spec"]["names"]["kind"]:
+            raise SystemExit(f"{file.name} does not define {each['kind']}")
+        schema = closed(schemas[each["apiVersion"]])
+        schema["properties"]["metadata"] = {"type": "object"}
+        import_module("jsonschema").validate(each, schema)
+
+
+def render(path: str, values: str) -> list[Any]:
+    helm = import_module("helm_python")
+    given = read(Path(values).read_text())[0]
+    with helm.Chart.load(path) as loaded:
+        loaded.validate_schema(given)
+        return [each for text in loaded.render(values=given, name="recipe").values() for each in read(text)]
+
+
 def main() -> None:
     verb, *arguments = sys.argv[1:]
     match verb:
@@ -44,6 +82,10 @@ def main() -> None:
             json.dump(chart(json.loads(arguments[0])), sys.stdout)
         case "check":
             check(json.load(sys.stdin), arguments[0])
+        case "crd":
+            crd(json.load(sys.stdin), Path(arguments[0]))
+        case "render":
+            json.dump(render(*arguments), sys.stdout)
         case "compose":
             (document,) = read(sys.stdin.read())
             import_module("jsonschema").validate(document, json.loads(Path(arguments[0]).read_text()))
