@@ -4,6 +4,8 @@
     record_form       checks the tensors of a record before a model gets them
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches
+    tensorrt_llm/     encoder outputs behind the encoder cache of TensorRT-LLM's models
+    after_import      changes a module of a host that loads no plugins, when it is imported
     transformers/     image features and processed images, once per host
     processed_inputs/ processed items for render servers
     ray/              encoders as actors on a Ray cluster, called by a service's workers

@@ -54,13 +54,13 @@ def tower_digest(model: torch.nn.Module) -> str:
 
 def language_names(kind: type) -> frozenset[str]:
     """Return the usual names of a language model that no code behind a model's features names."""
-    return _LANGUAGE - set(_names_behind(kind))
+    return _LANGUAGE - set(names_behind(kind, _FEATURES))
 
 
-def _names_behind(kind: type) -> Iterator[str]:
-    """Yield the names in the code of a model's features, and of its methods that these name."""
+def names_behind(kind: type, methods: Iterable[str]) -> Iterator[str]:
+    """Yield the names in the code of a model's methods, and of further methods that these name."""
     seen: set[str] = set()
-    ahead = list(_FEATURES)
+    ahead = list(methods)
     while ahead:
         name = ahead.pop()
         if name in seen:

@@ -1,0 +1,7 @@
+"""Stands for TensorRT-LLM's logger."""
+
+from __future__ import annotations
+
+from tensorrt_llm.anything import Quiet
+
+logger = Quiet()
