@@ -1,6 +1,7 @@
 """Measures two services as two hosts with one Redis between them, beside a service that has no second level.
 
 get    a record of 4.7 MiB that the other host has, until a client holds it; beside GET of redis-py and of a bare socket
+ahead  a hit of such a record that was prefetched, beside a hit of a record that this host has put; eight, beside gets
 put    the same record, beside a put of a store without a second level; one alone, and eight in a row
 hit    the slowest of a hundred first-level hits, while the server is well, stopped, full, and dead
 call   the longest miss, against its deadline, while the server is stopped
@@ -29,6 +30,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.cli.bench.redis import RawRedis, has_redis_server
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
+from mmcached.second_level.namespaces import key_prefix
 from mmcached.wire.config import ServiceConfig
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Row, Sampler, Section, Unavailable, compare, row
@@ -37,7 +39,9 @@ from scripts.bench.peers import connect_redis
 NUM_BYTES = 4_930_000  # 4.7 MiB
 SIZE = "4.7 MiB"
 RAW, REDIS_PY, WITHOUT = "bare socket", "redis-py", "without a second level"
+PUT_HERE, NOT_AHEAD = "a record of this host", "without prefetch"
 NUM_IN_A_ROW = 8
+NUM_AHEAD = 8
 NUM_HITS = 2000
 NUM_MISSES = 20
 NUM_CLIENTS, NUM_PROCESSES, NUM_ITEMS = 32, 4, 100
@@ -49,6 +53,8 @@ STATES = ("well", "stopped", "full", "dead")
 BOUNDS = [
     Bound("reach", "get", SIZE, REDIS_PY, 1.25),
     Bound("try", "get", SIZE, RAW, 1.25),
+    Bound("reach", "ahead", f"hit of {SIZE}", PUT_HERE, 1.1),
+    Bound("reach", "ahead", f"{NUM_AHEAD} records of a turn", NOT_AHEAD, 0.1),
     Bound("reach", "put", "one alone", WITHOUT, 1.05),
     Bound("try", "put", f"{NUM_IN_A_ROW} in a row", WITHOUT, 1.05),
     *[Bound("reach", "hit, p99", state, WITHOUT, 1.1) for state in STATES],
@@ -120,7 +126,7 @@ class Hosts:
     def wait_for(self, key: str) -> None:
         """Wait until the server has a record that the first host has put, and all is quiet."""
         with contextlib.closing(connect_redis(self.path)) as server:
-            while not server.exists(f"mmcached:3:record:{store_key('', key)}"):
+            while not server.exists(f"{key_prefix('')}record:{store_key('', key)}"):
                 time.sleep(0.005)
         time.sleep(0.02)
 
@@ -151,6 +157,44 @@ def gets(hosts: Hosts, num_rounds: int) -> list[Row]:
         }
         figures = compare(samplers, num_rounds)
     return [row("get", SIZE, figures["ours"], "us", peer=peer, peer_value=figures[peer]) for peer in (REDIS_PY, RAW)]
+
+
+def ahead(hosts: Hosts, num_rounds: int) -> Iterator[Row]:
+    """Have the second host prefetch records of the first, and then hit them."""
+    a, b = hosts.clients["a"], hosts.clients["b"]
+    keys = [hosts.new_key() for _ in range(NUM_AHEAD)]
+    for key in keys:
+        a.put(key, hosts.record)
+        hosts.wait_for(key)
+
+    def hit(client: Client, key: str) -> float:
+        return timed(lambda: client.get(key, view=True, tensors="numpy"))
+
+    def turn(*, is_ahead: bool) -> float:
+        drop_here(b, keys)
+        if is_ahead:
+            fetch_ahead(b, keys)
+        return timed(lambda: [held(b, key) for key in keys])
+
+    figures = compare({"ours": partial(turn, is_ahead=True), NOT_AHEAD: partial(turn, is_ahead=False)}, num_rounds)
+    params = f"{NUM_AHEAD} records of a turn"
+    yield row("ahead", params, figures["ours"], "us", peer=NOT_AHEAD, peer_value=figures[NOT_AHEAD])
+    drop_here(b, keys)
+    fetch_ahead(b, keys)
+    figures = compare({"ours": partial(hit, b, keys[0]), PUT_HERE: partial(hit, b, "item")}, num_rounds)
+    yield row("ahead", f"hit of {SIZE}", figures["ours"], "us", peer=PUT_HERE, peer_value=figures[PUT_HERE])
+
+
+def fetch_ahead(client: Client, keys: list[str]) -> None:
+    """Prefetch records, and wait until all are here; one that was late is asked for again."""
+    while not all(client.contains_many(keys)):
+        client.prefetch(keys)
+        time.sleep(0.0005)
+
+
+def drop_here(client: Client, keys: list[str]) -> None:
+    for key in keys:
+        client.drop(key)
 
 
 def held(client: Client, key: str) -> object:
@@ -300,6 +344,7 @@ def _open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
     hosts = Hosts(undo)
     return {
         "get": partial(gets, hosts),
+        "ahead": partial(ahead, hosts),
         "put": partial(puts, hosts),
         "hit": partial(hits, hosts),
         "call": partial(longest_call, hosts),
@@ -310,7 +355,7 @@ def _open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
 def main() -> None:
     harness.main(
         "two hosts with a second level between them",
-        ["get", "put", "hit", "call", "once"],
+        ["get", "ahead", "put", "hit", "call", "once"],
         _open_sections,
         rounds=(USUAL_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

@@ -31,6 +31,7 @@ RUN_BY = {
     "README.md": "tests/integration/test_readme.py",
     "docs/clients.md": "tests/integration/test_readme.py",
     "docs/faq.md": "tests/docs/test_code.py",
+    "docs/fleet.md": "tests/second_level/test_prefetching.py",
     "docs/from-redis.md": "tests/docs/test_from_redis.py",
     "docs/from-vllm-omni.md": "tests/compat/omni_tensor_prefix_cache/test_page.py",
     "docs/kv-cache.md": "tests/engine/kv/test_page.py",

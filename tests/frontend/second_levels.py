@@ -10,7 +10,8 @@ from mmcached.shm import encode
 from mmcached.shm.store.codec import Record
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Fetch, FetchEnd, Save
+from mmcached.wire.messages import second_level as of_level
+from mmcached.wire.messages.second_level import Fetch, FetchEnd, Save
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeClient
 
@@ -24,17 +25,17 @@ class FakeSecondLevel:
         self.client: FakeClient = bench.connect_client(is_reader=False)
         self._bench = bench
         self._polls = count(1000)
-        self._came: list[to_client.Orders] = []
+        self._came: list[of_level.Orders] = []
         self.poll()
 
     def poll(self, timeout_s: float = 60.0) -> None:
         """Ask for orders, and see that the frontend has heard it."""
-        self.client.channel.send(to_frontend.TakeOrders(self.client.client_id, next(self._polls), timeout_s))
+        self.client.channel.send(of_level.TakeOrders(self.client.client_id, next(self._polls), timeout_s))
         self._is_heard()
 
-    def orders(self) -> to_client.Orders:
+    def orders(self) -> of_level.Orders:
         """Return the next orders, and ask for more."""
-        orders = self._came.pop(0) if self._came else self.client.answer(to_client.Orders)
+        orders = self._came.pop(0) if self._came else self.client.answer(of_level.Orders)
         self.poll()
         return orders
 
@@ -42,7 +43,7 @@ class FakeSecondLevel:
         """Wait until the frontend has had all that was said so far: this is its last word."""
         self.client.channel.send(to_frontend.HaveRecords(0, ["?"]))
         while not isinstance(answer := self.client.answer(object), to_client.Present):
-            assert isinstance(answer, to_client.Orders)
+            assert isinstance(answer, of_level.Orders)
             self._came.append(answer)
 
     def fetch(self) -> Fetch:
@@ -68,16 +69,16 @@ class FakeSecondLevel:
 
     def end(self, fetch: Fetch, outcome: Outcome) -> None:
         """Say what became of a fetch, and see that the frontend has heard it."""
-        ended = to_frontend.FetchesEnded(self.client.client_id, [FetchEnd(fetch.number, outcome)])
+        ended = of_level.FetchesEnded(self.client.client_id, [FetchEnd(fetch.number, outcome)])
         self.client.channel.send(ended)
         self._is_heard()
 
     def flushed(self, token: int, error: str = "") -> None:
-        self.client.channel.send(to_frontend.SecondLevelFlushed(self.client.client_id, token, error))
+        self.client.channel.send(of_level.SecondLevelFlushed(self.client.client_id, token, error))
         self._is_heard()
 
     def another_host_flushed(self) -> None:
-        self.client.channel.send(to_frontend.AnotherHostFlushed(self.client.client_id, "another host"))
+        self.client.channel.send(of_level.AnotherHostFlushed(self.client.client_id, "another host"))
         self._is_heard()
 
     def die(self) -> None:

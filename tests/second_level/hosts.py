@@ -20,8 +20,7 @@ from mmcached.second_level.versions import Scope
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
-from mmcached.wire.messages.frontend import FetchesEnded
-from mmcached.wire.messages.parts import Fetch, Save
+from mmcached.wire.messages.second_level import Fetch, FetchesEnded, Save
 from mmcached.wire.stats import SecondLevelStats
 from tests.client.services import StoreService
 from tests.integration.processes import DEADLINE_S, eventually
@@ -95,8 +94,10 @@ class Host:
         assert place is not None
         return place
 
-    def fetch(self, number: int, key: str = "k", *, claims: bool = False, timeout_ms: int = LONG_MS) -> Fetch:
-        return Fetch(number, "t", key, self.service.desk.records.epoch, claims, timeout_ms)
+    def fetch(
+        self, number: int, key: str = "k", *, claims: bool = False, timeout_ms: int = LONG_MS, is_ahead: bool = False
+    ) -> Fetch:
+        return Fetch(number, "t", key, self.service.desk.records.epoch, claims, timeout_ms, is_ahead)
 
     def put(self, key: str, record: dict[str, Any]) -> Save:
         """Have a client put a record; return the order to save it."""

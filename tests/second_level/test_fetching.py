@@ -209,3 +209,48 @@ def test_a_bug_ends_its_fetches_and_no_thread(host: Host, server: PlainServer) -
     server.before = lambda what: None
     order(host, host.fetch(3))
     eventually(lambda: host.ends[-1:], lambda ends: ends == [(3, "miss")], "the end of the third")
+
+
+# ---- prefetches
+
+
+def test_a_prefetched_record_is_put_as_one_that_is_waited_for(host: Host, other: Host) -> None:
+    save(other, "k", numbers(3))
+    order(host, host.fetch(1, is_ahead=True), host.fetch(2, "none", is_ahead=True))
+    eventually(lambda: sorted(host.ends), lambda ends: ends == [(1, "hit"), (2, "miss")], "both ends")
+    hit = present(host.client.get("k", tenant="t", tensors="numpy"))
+    assert is_equal(hit.record, numbers(3))
+
+
+def test_a_call_for_prefetches_leaves_a_thread_to_what_is_waited_for(host: Host, server: PlainServer) -> None:
+    """Both threads of the host would be held by the server, if both fetched ahead."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(what: str) -> None:
+        if not entered.is_set():
+            entered.set()
+            assert go_on.wait(DEADLINE_S)
+
+    server.before = hold
+    order(host, *(host.fetch(number, f"ahead {number}", is_ahead=True) for number in range(100)))
+    assert entered.wait(DEADLINE_S)
+    order(host, host.fetch(1000, "now"))
+    host.await_ends((1000, "miss"))
+    go_on.set()
+    eventually(lambda: len(host.ends), lambda count: count == 101, "all others")
+
+
+def test_prefetches_end_with_the_life_of_their_frontend(host: Host, server: PlainServer) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(what: str) -> None:
+        entered.set()
+        assert go_on.wait(DEADLINE_S)
+
+    server.before = hold
+    order(host, *(host.fetch(number, f"ahead {number}", is_ahead=True) for number in range(100)))
+    assert entered.wait(DEADLINE_S)
+    host.fetching.begin_life()
+    go_on.set()
+    order(host, host.fetch(1000, "of the next life", is_ahead=True))
+    host.await_ends((1000, "miss"))

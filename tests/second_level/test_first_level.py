@@ -17,9 +17,8 @@ from mmcached.shm import encode
 from mmcached.shm.store.codec import EncodedRecord, adopt, decode
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import TakeOrders
-from mmcached.wire.messages.parts import MIN_PLACED_BYTES, NurseryPlace, Save
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES, NurseryPlace
+from mmcached.wire.messages.second_level import Orders, Save, TakeOrders
 from mmcached.wire.paths import RunDir
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService, fake_service

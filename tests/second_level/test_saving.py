@@ -15,7 +15,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.second_level import saving
 from mmcached.second_level.records import HEAD_BYTES, Found
 from mmcached.shm.ring.slot_table import expiry_of
-from mmcached.wire.messages.parts import Save
+from mmcached.wire.messages.second_level import Save
 from tests.client.records import every_dtype, numbers
 from tests.integration.processes import DEADLINE_S, eventually
 from tests.present import present

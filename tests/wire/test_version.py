@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "24:a210f57eacd48f8a"
+SCHEMA = "25:be5e77c141719fea"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -6,8 +6,9 @@
         │                        └── yes ──> "elsewhere" ── retries, in growing intervals ──> found, or claimed here
         └── "late", or "failed"
 
-Records due at the same moment are requested together, split among the threads. No thread waits for another host: an
-"elsewhere" record becomes due again. An open circuit counts as "failed". Invariant: each fetch of a living frontend
+Records due at the same moment are requested together, split among the threads. Prefetches come after them, in one
+thread at a time, so that others are free for what clients wait for. No thread waits for another host: an "elsewhere"
+record becomes due again. An open circuit counts as "failed". Invariant: each fetch of a living frontend
 ends once, with an outcome other than "elsewhere".
 """
 
@@ -18,6 +19,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -35,12 +37,14 @@ from mmcached.second_level.shared_records import SharedRecords
 from mmcached.shm.store.codec import EncodedRecord, adopt
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError
-from mmcached.wire.messages.parts import Fetch, FetchEnd
+from mmcached.wire.messages.second_level import Fetch, FetchEnd
 
 log = logging.getLogger("mmcached.second_level")
 
 MAX_TOGETHER = 8
 """Records per call, which ends as a whole: records that came in time must not wait for late ones."""
+AHEAD_CALL_S = 5.0
+"""The longest call for prefetches."""
 FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.05
 """First and longest interval between look-ups of a record that another host computes."""
 Outcome = Literal["hit", "miss", "late", "failed"]
@@ -104,6 +108,8 @@ class Fetching(Closeable):
         self._num_threads = num_threads
         self._numbers = itertools.count()
         self._due: list[_Due] = []
+        self._ahead: deque[Task] = deque()
+        self._is_fetching_ahead = False
         self._changed = threading.Condition()
         self._life = 0
         self._num_putting = 0
@@ -117,6 +123,7 @@ class Fetching(Closeable):
         with self._changed:
             self._life += 1
             self._due.clear()
+            self._ahead.clear()
             self._changed.wait_for(lambda: not self._num_putting, CALL_S)
 
     def order(self, fetches: Sequence[Fetch], now: float) -> None:
@@ -124,7 +131,10 @@ class Fetching(Closeable):
             for each in fetches:
                 deadline, give_up = now + each.timeout_ms / 1000, now + self._max_wait_s
                 task = Task(each, store_key(each.tenant, each.key), deadline, give_up, self._life)
-                heapq.heappush(self._due, _Due(now, next(self._numbers), task))
+                if each.is_ahead:
+                    self._ahead.append(task)
+                else:
+                    heapq.heappush(self._due, _Due(now, next(self._numbers), task))
             self._changed.notify(min(len(fetches), self._num_threads))
 
     def run(self) -> None:
@@ -136,6 +146,10 @@ class Fetching(Closeable):
                 self._counts.add(faults=1)
                 log.exception("fetches have failed unexpectedly")
                 self._end([task for task in tasks if task.outcome is None], "failed")
+            if tasks[0].order.is_ahead:
+                with self._changed:
+                    self._is_fetching_ahead = False
+                    self._changed.notify()
 
     def close(self) -> None:
         with self._changed:
@@ -151,6 +165,12 @@ class Fetching(Closeable):
                 if num_due:
                     share = min(MAX_TOGETHER, -(-num_due // self._num_threads))
                     return [heapq.heappop(self._due).task for _ in range(share)]
+                if self._ahead and not self._is_fetching_ahead:
+                    self._is_fetching_ahead = True
+                    tasks = [self._ahead.popleft() for _ in range(min(MAX_TOGETHER, len(self._ahead)))]
+                    for task in tasks:
+                        task.deadline = min(task.deadline, now + AHEAD_CALL_S)
+                    return tasks
                 self._changed.wait(self._due[0].at - now if self._due else None)
             return []
 

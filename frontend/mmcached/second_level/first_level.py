@@ -21,9 +21,16 @@ from mmcached.client.verb import Verb, drive
 from mmcached.shm.store.codec import EncodedRecord
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import MAX_KEYS, AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
-from mmcached.wire.messages.parts import FetchEnd, Save
+from mmcached.wire.messages.second_level import (
+    MAX_REPORTED,
+    AnotherHostFlushed,
+    FetchEnd,
+    FetchesEnded,
+    Orders,
+    Save,
+    SecondLevelFlushed,
+    TakeOrders,
+)
 from mmcached.wire.paths import RunDir
 
 NAME = "second-level"
@@ -87,8 +94,8 @@ class FirstLevel(Closeable):
         return self._sessions.store_epoch
 
     def ended(self, fetches: Sequence[FetchEnd]) -> None:
-        for start in range(0, len(fetches), MAX_KEYS):
-            self._contact.tell(FetchesEnded(self._contact.client_id, list(fetches[start : start + MAX_KEYS])))
+        for start in range(0, len(fetches), MAX_REPORTED):
+            self._contact.tell(FetchesEnded(self._contact.client_id, list(fetches[start : start + MAX_REPORTED])))
 
     def flushed(self, token: int, error: str) -> None:
         """Report the end of a flush; an empty `error` means success."""

@@ -33,7 +33,7 @@ from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.messages.client import Orders
+from mmcached.wire.messages.second_level import Orders
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import longest_rest_s

@@ -31,7 +31,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import MAX_SAVE_AGE_S, MAX_WAITING_SAVES, LimitsConfig
-from mmcached.wire.messages.parts import Save
+from mmcached.wire.messages.second_level import Save
 
 log = logging.getLogger("mmcached.second_level")
 

@@ -41,6 +41,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # shares of one client
     max_requests_per_client: int = 128
     max_claims_per_client: int = 64
+    max_prefetches_per_client: int = 256
     claim_timeout_s: float = 120.0
     max_nurseries: int = 256
     flush_interval_s: float = 0.5
@@ -124,6 +125,9 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         "limits.max_claims_per_client": Limit(
             1, 1 << 20, "claims", "keys that one client computes or waits for", "`ServiceUnavailable`"
+        ),
+        "limits.max_prefetches_per_client": Limit(
+            0, 4096, "records", "records that one client has prefetched at a time", "not fetched"
         ),
         "limits.claim_timeout_s": Limit(
             0.1, 86_400, "s", "time from a claim to its put", "another waiter gets the claim"

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from mmcached.wire.engine_stats import ENGINE_METRICS, EngineStats
+from mmcached.wire.fetch_stats import FetchStats, PrefetchStats
 from mmcached.wire.figures import By, Gauge, Metric, Of, StatsRecord, of_modality
 from mmcached.wire.latency import Histogram
 from mmcached.wire.saved_stats import SavedStats
@@ -83,6 +84,8 @@ METRICS: Mapping[str, str] = {
     "store_promotions": "records copied out of nurseries into the ring: they had been read, or it had free room",
     "l2_parked": "requests that wait for the second level now",
     "l2_fetches": "fetches from the second level, by outcome; overtaken: a local client has put the record first",
+    "l2_prefetching": "prefetches that wait or are under way now",
+    "l2_prefetches": "prefetches by outcome; overtaken: a put or a request came first; refused: beyond a limit",
     "store_claims": "clients told to compute a missing record",
     "store_waits": "requests that waited for another client's computation",
     "store_computing": "open claims of clients to compute a record",
@@ -189,21 +192,6 @@ class RingStats(StatsRecord, frozen=True):
     refusals: Annotated[int, _of_cache("rejections")] = 0
 
 
-class FetchStats(StatsRecord, frozen=True):
-    """The store's fetches from the second level by outcome, and the number of requests that wait for one.
-
-    `saves_dropped` are saves that the second level's process did not take in time.
-    """
-
-    parked: Annotated[Gauge, Metric("l2_parked")] = 0
-    hits: Annotated[int, Metric("l2_fetches", outcome="hit")] = 0
-    misses: Annotated[int, Metric("l2_fetches", outcome="miss")] = 0
-    late: Annotated[int, Metric("l2_fetches", outcome="late")] = 0
-    failed: Annotated[int, Metric("l2_fetches", outcome="failed")] = 0
-    overtaken: Annotated[int, Metric("l2_fetches", outcome="overtaken")] = 0
-    saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
-
-
 class StoreStats(StatsRecord, frozen=True):
     """The store for clients' records. One query per key that is looked up; a hit is a key with a record.
 
@@ -235,6 +223,7 @@ class StoreStats(StatsRecord, frozen=True):
     put_latency: Annotated[Histogram, Metric("put_seconds")] = Histogram()
     ring: RingStats = RingStats()
     fetches: FetchStats = FetchStats()
+    prefetches: PrefetchStats = PrefetchStats()
     verified: Annotated[int, Metric("store_verified")] = 0
     different: Annotated[int, Metric("store_different")] = 0
     refused_names: Annotated[Gauge, Metric("store_refused_names")] = 0

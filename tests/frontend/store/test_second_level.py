@@ -11,13 +11,16 @@ import pytest
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import save_queue
-from mmcached.frontend.store.second_level import FLUSH_AGAIN_S, FLUSH_TIMEOUT_S, SAVES_WAIT_S
+from mmcached.frontend.store.level_flush import FLUSH_AGAIN_S, FLUSH_TIMEOUT_S
+from mmcached.frontend.store.second_level import SAVES_WAIT_S
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError, SecondLevelNotFlushed, error_from_wire
+from mmcached.wire.fetch_stats import FetchStats
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.stats import FetchStats, StoreStats
+from mmcached.wire.messages import second_level as of_level
+from mmcached.wire.stats import StoreStats
 from tests.clock import Clock, Sleeper
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
 from tests.frontend.second_levels import FakeSecondLevel
@@ -104,7 +107,7 @@ def test_a_wait_ends_by_its_deadline_and_nobody_waits_until_the_process_says_som
     bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock
 ) -> None:
     ask_for(ann, "a")
-    orders = level.client.answer(to_client.Orders)
+    orders = level.client.answer(of_level.Orders)
     clock.now += TIMEOUT_S
     assert ann.answer(to_client.Records).records == [None]
     assert ann.get("a").records == [None], "it does not wait: the clock stands still"
@@ -179,12 +182,12 @@ def test_the_death_of_the_process_ends_all_waits(bench: Bench, level: FakeSecond
 
 def test_another_client_is_the_second_level_only_when_the_first_has_gone(bench: Bench, level: FakeSecondLevel) -> None:
     eve = bench.connect_client(is_reader=False)
-    eve.channel.send(to_frontend.TakeOrders(eve.client_id, 7, 60.0))
+    eve.channel.send(of_level.TakeOrders(eve.client_id, 7, 60.0))
     assert error_of(eve.answer(to_client.Failed)).code == "service_unavailable"
     before = bench.frontend.store.num_protocol_errors
-    eve.channel.send(to_frontend.FetchesEnded(eve.client_id, []))
-    eve.channel.send(to_frontend.SecondLevelFlushed(eve.client_id, 1))
-    eve.channel.send(to_frontend.AnotherHostFlushed(eve.client_id, "of another one"))
+    eve.channel.send(of_level.FetchesEnded(eve.client_id, []))
+    eve.channel.send(of_level.SecondLevelFlushed(eve.client_id, 1))
+    eve.channel.send(of_level.AnotherHostFlushed(eve.client_id, "of another one"))
     bench.pump(lambda: bench.frontend.store.num_protocol_errors == before + 3)
 
 
@@ -291,7 +294,7 @@ def test_one_who_comes_later_and_would_compute_makes_an_unordered_fetch_a_claim(
     level = FakeSecondLevel(bench)
     ann, bob = bench.connect_client(), bench.connect_client()
     ask_for(ann, "x")
-    level.client.answer(to_client.Orders)  # no poll is held now
+    level.client.answer(of_level.Orders)  # no poll is held now
     ask_for(ann, "a")
     bob.ask("a")
     bench.pump(lambda: fetches(bench).parked == 3)
@@ -457,7 +460,7 @@ def test_a_flush_is_answered_when_the_second_level_has_confirmed_it(
     assert not bench.client.wait(0)
     level.flushed(token - 1)
     assert not bench.client.wait(0)
-    level.client.channel.send(to_frontend.SecondLevelFlushed(level.client.client_id, token))
+    level.client.channel.send(of_level.SecondLevelFlushed(level.client.client_id, token))
     bench.answer(to_client.Flushed)
     ask_for(ann, "a")
     orders = level.orders()
@@ -470,7 +473,7 @@ def test_what_was_fetched_before_a_flush_is_not_kept(bench: Bench, level: FakeSe
     flush(bench)
     token = level.orders().flush
     assert not level.put(fetch, record_of(1)).is_stored
-    level.client.channel.send(to_frontend.SecondLevelFlushed(level.client.client_id, token))
+    level.client.channel.send(of_level.SecondLevelFlushed(level.client.client_id, token))
     bench.answer(to_client.Flushed)
 
 
@@ -481,7 +484,7 @@ def test_a_flush_that_the_second_level_refuses_says_so_and_is_ordered_until_it_i
     level.saves(clock)
     flush(bench)
     token = level.orders().flush
-    level.client.channel.send(to_frontend.SecondLevelFlushed(level.client.client_id, token, "no answer"))
+    level.client.channel.send(of_level.SecondLevelFlushed(level.client.client_id, token, "no answer"))
     error = error_of(bench.answer(to_client.Failed))
     assert isinstance(error, SecondLevelNotFlushed)
     assert error.details["error"] == "no answer"
@@ -498,7 +501,7 @@ def test_a_flush_of_which_no_word_has_come_is_ordered_again(bench: Bench, level:
     token = level.orders().flush
     clock.now += FLUSH_AGAIN_S
     assert level.orders().flush == token
-    level.client.channel.send(to_frontend.SecondLevelFlushed(level.client.client_id, token))
+    level.client.channel.send(of_level.SecondLevelFlushed(level.client.client_id, token))
     bench.answer(to_client.Flushed)
 
 
@@ -524,7 +527,7 @@ def test_a_flush_waits_for_the_next_process(bench: Bench, level: FakeSecondLevel
     flush(bench)
     following = FakeSecondLevel(bench)
     token = following.orders().flush
-    following.client.channel.send(to_frontend.SecondLevelFlushed(following.client.client_id, token))
+    following.client.channel.send(of_level.SecondLevelFlushed(following.client.client_id, token))
     bench.answer(to_client.Flushed)
 
 
@@ -672,7 +675,7 @@ def test_a_service_without_a_second_level_has_nobody_take_orders(run_dir: Path, 
     with Bench(run_dir, msgspec.structs.replace(CONFIG, store_l2=""), clock) as bench:
         client = bench.connect_client()
         assert not client.hello().has_second_level
-        client.channel.send(to_frontend.TakeOrders(client.client_id, 1, 1.0))
+        client.channel.send(of_level.TakeOrders(client.client_id, 1, 1.0))
         assert error_of(client.answer(to_client.Failed)).code == "remote_protocol_error"
         client.put("a", record_of(1))
         assert len(bench.frontend.store.second_level.saves) == 0

@@ -13,7 +13,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Fetch
+from mmcached.wire.messages.second_level import Fetch
 from tests.clips.fake_decoders import FakeClipDecoders, clip, video
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine

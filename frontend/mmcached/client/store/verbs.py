@@ -1,6 +1,6 @@
 """Client calls that claim keys without a record, and with them all calls of a client on the store: `StoreVerbs`.
 
-    StoreAccess ──> StoreReads ──> StorePuts ──> StoreVerbs
+    StoreAccess ──> StoreReads ──> StorePuts ──> StoreKeeping ──> StoreVerbs
 
 A claim is dropped when its call ends in any way other than with a put.
 """
@@ -20,7 +20,8 @@ from mmcached.client.store.access import batches
 from mmcached.client.store.bare import TensorLike, as_record, from_record
 from mmcached.client.store.claims import Claim, Grant, Pending
 from mmcached.client.store.hits import Hit, Reading, reading_of
-from mmcached.client.store.puts import StorePuts, checked_epoch
+from mmcached.client.store.keeping import StoreKeeping
+from mmcached.client.store.puts import checked_epoch
 from mmcached.client.verb import ReadyResult, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, encode
 from mmcached.wire.errors import RemoteProtocolError
@@ -35,7 +36,7 @@ ValueT = TypeVar("ValueT", bound=Record | TensorLike)
 """Value of a function that computes a key's record: a record, or one tensor."""
 
 
-class StoreVerbs(StorePuts):
+class StoreVerbs(StoreKeeping):
     """All calls of one client id on the store."""
 
     def claim_many(

@@ -23,7 +23,7 @@ from math import inf
 from typing import NamedTuple
 
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.messages.parts import Fetch
+from mmcached.wire.messages.second_level import Fetch
 
 MAX_FETCHES = 8192
 """Maximum number of open fetches; further missing records are not fetched."""
@@ -74,6 +74,7 @@ class FetchTable:
 
     Attributes:
         num_ended: Number of fetches by outcome.
+        numbers: The numbers of further fetches.
     """
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float]) -> None:
@@ -83,7 +84,7 @@ class FetchTable:
         self._max_parked = config.max_num_requests
         self._max_per_client = limits.max_requests_per_client
         self._clock = clock
-        self._numbers = count(1)
+        self.numbers = count(1)
         # Both in the order of deadlines: all fetches of one dict have the same timeout from when they are added.
         self._asked: dict[str, _Fetch] = {}
         self._elsewhere: dict[str, _Fetch] = {}
@@ -115,6 +116,10 @@ class FetchTable:
 
     def clients(self) -> set[str]:
         return {one.client_id for one in self._parked if one.client_id}
+
+    def has(self, name: str) -> bool:
+        """Return whether a record is being fetched, or another host computes it."""
+        return name in self._asked or name in self._elsewhere
 
     def is_elsewhere(self, name: str) -> bool:
         """Return whether another host computes a record, as far as is known."""
@@ -238,7 +243,7 @@ class FetchTable:
         return not claims or self._own_until.get(name, now) <= now
 
     def _begin(self, wanted: Wanted, now: float) -> _Fetch:
-        fetch = self._asked[wanted.name] = _Fetch(next(self._numbers), wanted, False, now + self._timeout_s)
+        fetch = self._asked[wanted.name] = _Fetch(next(self.numbers), wanted, False, now + self._timeout_s)
         self._number_to_name[fetch.number] = wanted.name
         self._to_order[wanted.name] = None
         return fetch

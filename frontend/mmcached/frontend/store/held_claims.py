@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import islice
 from math import inf
 
-from mmcached.wire.messages.parts import ClaimState
+from mmcached.wire.messages.second_level import ClaimState
 
 LOOKS_PER_CLAIM = 3
 """Number of renewals of a claim within its lifetime."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mmcached.wire.config import MIB
 from mmcached.wire.limits import MAX_SAVE_AGE_S, MAX_WAITING_SAVES, LimitsConfig
-from mmcached.wire.messages.parts import Save
+from mmcached.wire.messages.second_level import Save
 
 
 class _Waiting(NamedTuple):

@@ -1,6 +1,7 @@
 """Connection to the second level: a process on this host that fetches and saves records. Never waits for it.
 
     TakeOrders ──> Orders       once there is a fetch, a save or a flush to order; empty at the poll's timeout
+                                fetches of waiting requests first, then prefetches          (see `prefetch_table`)
     FetchesEnded, PutRecord     results of fetches                                             (see `fetch_table`)
     Orders                      also: which claims among all hosts are still held              (see `held_claims`)
     SecondLevelFlushed          the flush is done: no earlier record is found any more, or the error
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import structlog
 
@@ -29,15 +30,23 @@ from mmcached.cache.store_keys import is_on_its_way
 from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.store.fetch_table import FetchTable, Parked, Wanted
 from mmcached.frontend.store.held_claims import HeldClaims
+from mmcached.frontend.store.level_flush import LevelFlush
+from mmcached.frontend.store.prefetch_table import PrefetchTable
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.save_queue import SaveQueue
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SecondLevelNotFlushed, ServiceUnavailable
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable
+from mmcached.wire.fetch_stats import FetchStats
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
-from mmcached.wire.messages.parts import Save
-from mmcached.wire.stats import FetchStats
+from mmcached.wire.messages.second_level import (
+    AnotherHostFlushed,
+    FetchesEnded,
+    Orders,
+    Save,
+    SecondLevelFlushed,
+    SecondLevelNotice,
+    TakeOrders,
+)
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -46,9 +55,6 @@ MAX_ORDERED_SAVES = 32
 """Limits of one answer."""
 SAVES_WAIT_S = 0.01
 """Seconds for which the first save waits for others: no caller waits for it, and consecutive puts go first."""
-FLUSH_TIMEOUT_S = 8.0
-"""Seconds after which an unconfirmed flush is reported to its caller as failed."""
-FLUSH_AGAIN_S = 1.0
 
 
 class _Poll(NamedTuple):
@@ -67,7 +73,6 @@ class SecondLevelConnection:
 
     Attributes:
         is_on: Whether the service has a second level, connected or not.
-        is_flushing: Whether a flush has not been confirmed.
         is_apart: Whether another host has been flushed since this one.
     """
 
@@ -82,10 +87,11 @@ class SecondLevelConnection:
     ) -> None:
         self.is_on = bool(config.store_l2)
         self.fetches = FetchTable(config, clock)
+        self.prefetches = PrefetchTable(config.limits.max_prefetches_per_client, self.fetches.numbers, clock)
         claim_s = config.limits.l2_claim_wait_ms / 1000
         self.claims = HeldClaims(claim_s, is_computed=is_computed, clock=clock)
         self.saves = SaveQueue(config.limits, clock, on_lost=self.claims.end)
-        self.is_flushing = False
+        self._flush = LevelFlush(clock)
         self.is_apart = False
         self._channel = channel
         self._records = records
@@ -95,10 +101,11 @@ class SecondLevelConnection:
         self._poll: _Poll | None = None
         self._is_silent = False
         self._saves_from = -inf
-        self._flush_token = 0
-        self._flush_version = ""
-        self._flush_from = self._flush_until = -inf
-        self._flush_error = ""
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush has not been confirmed."""
+        return self._flush.is_open
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +122,20 @@ class SecondLevelConnection:
 
     def park(self, one: Parked, missing: Iterable[Wanted], *, claims: bool) -> bool:
         """Park a request as `FetchTable.park`; False while it is not open."""
-        return self.is_open and self.fetches.park(one, missing, claims=claims)
+        if not self.is_open:
+            return False
+        wanted = list(missing)
+        is_parked = self.fetches.park(one, wanted, claims=claims)
+        for each in wanted if len(self.prefetches) else ():
+            if self.fetches.has(each.name):
+                self.prefetches.arrived(each.name, "overtaken")
+        return is_parked
+
+    def prefetch(self, client_id: str, missing: Iterable[Wanted]) -> int:
+        """Begin to fetch records for which no request waits; return the number of fetches, 0 while it is not open."""
+        if not self.is_open:
+            return 0
+        return self.prefetches.begin(client_id, (each for each in missing if not self.fetches.has(each.name)))
 
     def was_kept(self, wanted: Wanted, handle: Handle, *, is_fetched: bool = False) -> None:
         """End the fetch of a record that the store has begun to keep, and order its save unless it was fetched."""
@@ -137,7 +157,9 @@ class SecondLevelConnection:
     def _end_fetch(self, wanted: Wanted, *, is_fetched: bool) -> None:
         if is_fetched:
             self._is_silent = False
-        self.fetches.arrived(wanted.name, "hit" if is_fetched else "overtaken")
+        outcome = "hit" if is_fetched else "overtaken"
+        self.fetches.arrived(wanted.name, outcome)
+        self.prefetches.arrived(wanted.name, outcome)
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
         """Forget a client that has disconnected, or has connected anew over `but_over`."""
@@ -147,13 +169,31 @@ class SecondLevelConnection:
 
     # ---- messages of the process
 
-    def take_orders(self, peer: bytes, message: TakeOrders) -> None:
-        """Hold a poll until there are orders; an earlier held poll is answered with empty orders.
+    def handle(self, peer: bytes, message: TakeOrders | SecondLevelNotice) -> None:
+        """Serve one message of the process.
 
         Raises:
-            RemoteProtocolError: The service has no second level.
+            RemoteProtocolError: The sender is not the second level, or the service has none.
             ServiceUnavailable: Another client is the second level, and is connected.
         """
+        if isinstance(message, TakeOrders):
+            self._take_orders(peer, message)
+            return
+        if not self.is_peer(message.client_id):
+            raise RemoteProtocolError("this client is not the second level", type(message).__name__)
+        self._is_silent = False
+        match message:
+            case FetchesEnded():
+                self._fetches_ended(message)
+            case SecondLevelFlushed():
+                self._flushed(message)
+            case AnotherHostFlushed():
+                self._another_host_flushed(message)
+            case _:
+                assert_never(message)
+
+    def _take_orders(self, peer: bytes, message: TakeOrders) -> None:
+        """Hold a poll until there are orders; an earlier held poll is answered with empty orders."""
         if not self.is_on:
             raise RemoteProtocolError("this service has no second level (store_l2)", "TakeOrders")
         if not self.is_peer(message.client_id):
@@ -162,16 +202,14 @@ class SecondLevelConnection:
             self._lose()
             log.info("second level connected", client_id=message.client_id)
         self._client_id, self._peer, self._is_silent = message.client_id, peer, False
-        if self._flush_from == inf:  # ordered, and polls again without having confirmed: the order was lost
-            self._flush_from = self._clock() + FLUSH_AGAIN_S
+        self._flush.process_polls()
         if self._poll is not None:
             self._channel.try_send(peer, Orders(self._poll.request_id, [], []))
         self._poll = _Poll(message.request_id, self._clock() + message.timeout_s)
 
-    def fetches_ended(self, message: FetchesEnded) -> None:
-        """Apply results of fetches; raise RemoteProtocolError if the sender is not the second level."""
-        self._check_peer(message)
+    def _fetches_ended(self, message: FetchesEnded) -> None:
         for end in message.fetches:
+            self.prefetches.ended(end.number, end.outcome)
             is_late = not self.fetches.is_under_way(end.number)
             claimed = self.fetches.ended(end.number, end.outcome)
             if claimed is not None:
@@ -179,20 +217,14 @@ class SecondLevelConnection:
                 if is_late:  # the asker went on without it: the record may be computed by now, or given up
                     self.claims.end(claimed)
 
-    def flushed(self, message: SecondLevelFlushed) -> None:
-        """Apply the result of the current flush; ignores an earlier one. Raises as `fetches_ended`."""
-        self._check_peer(message)
-        if not self.is_flushing or message.token != self._flush_token:
-            return
-        self._flush_error = message.error
-        self.is_flushing = bool(message.error)
-        self.is_apart &= self.is_flushing
-        self._flush_from = self._clock() + FLUSH_AGAIN_S
-        log.info("second level flushed", error=message.error)
+    def _flushed(self, message: SecondLevelFlushed) -> None:
+        """Apply the result of the current flush; ignores an earlier one."""
+        if self._flush.ended(message.token, message.error):
+            self.is_apart &= self.is_flushing
+            log.info("second level flushed", error=message.error)
 
-    def another_host_flushed(self, message: AnotherHostFlushed) -> None:
-        """Pause the second level until this host is flushed, and drop fetched records. Raises as `fetches_ended`."""
-        self._check_peer(message)
+    def _another_host_flushed(self, message: AnotherHostFlushed) -> None:
+        """Pause the second level until this host is flushed, and drop fetched records."""
         self.forget()
         self._records.in_ring.drop_fetched()
         self.is_apart = True
@@ -202,7 +234,7 @@ class SecondLevelConnection:
 
     def forget(self) -> None:
         """End all fetches and remove all saves, after the store has dropped all records."""
-        self.fetches.end_all()
+        self._end_fetches()
         self.saves.clear()
 
     def begin_flush(self, version: str = "") -> None:
@@ -211,40 +243,25 @@ class SecondLevelConnection:
         Args:
             version: See `Flush`.
         """
-        if not self.is_on:
-            return
-        self._flush_token += 1
-        self._flush_version = version
-        self._flush_from, self._flush_until = -inf, self._clock() + FLUSH_TIMEOUT_S
-        self._flush_error = ""
-        self.is_flushing = True
+        if self.is_on:
+            self._flush.begin(version)
 
     def flush_error(self) -> MmcachedError | None:
         """Return why the current flush is not confirmed; None while it may still be."""
-        error = self._flush_error
-        if not error and self._clock() >= self._flush_until:
-            error = f"{self._flush_step} for {FLUSH_TIMEOUT_S:g} s: see the log of the role `second level`"
-        return SecondLevelNotFlushed(error) if error else None
-
-    @property
-    def _flush_step(self) -> str:
-        if not self._peer:
-            return "its process has not been there"
-        if self._flush_from == inf:
-            return "its process was told, and has not answered"
-        return "its process has not asked what to do"
+        return self._flush.error(has_process=bool(self._peer))
 
     @property
     def next_deadline(self) -> float:
         """The time at which `go_on` must be called at the latest."""
+        of_fetches = min(self.fetches.next_deadline, self.prefetches.next_deadline)
         if self._poll is None:
-            return self.fetches.next_deadline
+            return of_fetches
         saves_from = self._saves_from if self.saves else inf
         return min(
-            self.fetches.next_deadline,
+            of_fetches,
             self.claims.next_deadline,
             self._poll.deadline,
-            self._flush_from if self.is_flushing else saves_from,
+            self._flush.next_order if self.is_flushing else saves_from,
         )
 
     def go_on(self) -> None:
@@ -258,6 +275,7 @@ class SecondLevelConnection:
         if now >= self.fetches.next_deadline and self.fetches.expire(now):
             self._is_silent = True
             log.info("the second level is silent: nothing is fetched until it says something")
+        self.prefetches.expire(now)
         if self._poll is not None:
             self._answer(self._poll, now)
 
@@ -276,29 +294,26 @@ class SecondLevelConnection:
     # ---- internals
 
     def _answer(self, poll: _Poll, now: float) -> None:
-        is_flush_due = self.is_flushing and now >= self._flush_from
+        is_flush_due = now >= self._flush.next_order
         are_saves_due = bool(self.saves) and now >= self._saves_from and not self.is_flushing
         are_claims_due = now >= self.claims.next_deadline
-        if not (is_flush_due or are_saves_due or are_claims_due or self.fetches.has_orders or now >= poll.deadline):
+        has_fetches = self.fetches.has_orders or self.prefetches.has_orders
+        if not (is_flush_due or are_saves_due or are_claims_due or has_fetches or now >= poll.deadline):
             return
         fetches = self.fetches.take_orders(self._records.epoch, MAX_ORDERED_FETCHES)
+        fetches += self.prefetches.take_orders(self._records.epoch)
         saves = self.saves.take(MAX_ORDERED_SAVES) if are_saves_due else {}
         for name in saves:
             self.claims.is_saved(name)
         claims = self.claims.take(now, MAX_ORDERED_FETCHES) if are_claims_due else []
         if is_flush_due:
-            self._flush_from = inf  # until the second level has reported the result
+            self._flush.ordered()
         self._poll = None
-        flush = self._flush_token if is_flush_due else 0
-        version = self._flush_version if flush else ""
+        flush = self._flush.token if is_flush_due else 0
+        version = self._flush.version if flush else ""
         orders = Orders(poll.request_id, fetches, list(saves.values()), flush, claims, version, self._records.epoch)
         if not self._channel.try_send(self._peer, orders):
             self._lose()
-
-    def _check_peer(self, message: FetchesEnded | SecondLevelFlushed | AnotherHostFlushed) -> None:
-        if not self.is_peer(message.client_id):
-            raise RemoteProtocolError("this client is not the second level", type(message).__name__)
-        self._is_silent = False
 
     def _lose(self) -> None:
         if self._peer:
@@ -306,5 +321,9 @@ class SecondLevelConnection:
         self._client_id, self._peer, self._poll = "", b"", None
         self.is_apart = False  # the next process reports it again
         self.claims.clear()
+        self._end_fetches()
+        self._flush.process_is_lost()
+
+    def _end_fetches(self) -> None:
         self.fetches.end_all()
-        self._flush_from = -inf
+        self.prefetches.end_all()

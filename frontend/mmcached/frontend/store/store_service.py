@@ -8,7 +8,7 @@
     RegisterReader ──> ReaderRegistered  from then on the client reads records out of the ring without a message
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
     Verify ──> Verification    Verified ──> (no answer): see `verification`
-    TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed, AnotherHostFlushed ──> (no answer): see `second_level`
+    PrefetchRecords ──> Prefetching    TakeOrders ──> Orders, and further messages of that process: see `second_level`
 
 Puts: `put_service`; claims: `claim_service`; how records are sent: `record_sender`. With a second level, a message
 about keys without a record is served once those have been fetched, or their fetches have failed.
@@ -49,6 +49,7 @@ from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolEr
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages.second_level import AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
 from mmcached.wire.messages.verification import Verified, Verify
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.sockets.frames import Frame
@@ -157,14 +158,16 @@ class StoreService(Closeable):
                 keys, claims = [key], True
             case _:
                 return False
-        wanted = (Wanted(store_key(message.tenant, key), message.tenant, key) for key in keys)
-        missing = [
-            one for one in wanted if not (self.claims.has(one.name) or self.records.has(message.tenant, one.key))
-        ]
+        missing = self._missing(message.tenant, keys)
         go_on = partial(self._serve_now, peer, message, ())
         waits_elsewhere = isinstance(message, received.ClaimRecord)
         parked = Parked(message.client_id, message.request_id, peer, go_on, waits_elsewhere)
         return bool(missing) and self.second_level.park(parked, missing, claims=claims)
+
+    def _missing(self, tenant: str, keys: Sequence[str]) -> list[Wanted]:
+        """Return the records that the store lacks, and that no client computes."""
+        wanted = (Wanted(store_key(tenant, key), tenant, key) for key in keys)
+        return [one for one in wanted if not (self.claims.has(one.name) or self.records.has(tenant, one.key))]
 
     def _serve_now(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
         try:
@@ -208,14 +211,11 @@ class StoreService(Closeable):
                 self._send(peer, self.verification.begin(message))
             case Verified():
                 self.verification.take(message)
-            case received.TakeOrders():
-                self.second_level.take_orders(peer, message)
-            case received.FetchesEnded():
-                self.second_level.fetches_ended(message)
-            case received.SecondLevelFlushed():
-                self.second_level.flushed(message)
-            case received.AnotherHostFlushed():
-                self.second_level.another_host_flushed(message)
+            case received.PrefetchRecords(keys=keys):
+                num_begun = self.second_level.prefetch(message.client_id, self._missing(message.tenant, keys))
+                self._send(peer, to_client.Prefetching(message.request_id, num_begun))
+            case TakeOrders() | FetchesEnded() | SecondLevelFlushed() | AnotherHostFlushed():
+                self.second_level.handle(peer, message)
             case _:
                 assert_never(message)
 
@@ -326,6 +326,7 @@ class StoreService(Closeable):
             put_latency=self.puts.latency.histogram(),
             ring=_of_all(records, self.nurseries),
             fetches=self.second_level.stats(),
+            prefetches=self.second_level.prefetches.stats(),
             verified=self.verification.num_verified,
             different=self.verification.num_different,
             refused_names=len(records.refused),

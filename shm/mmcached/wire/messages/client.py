@@ -9,16 +9,13 @@ import msgspec
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
-    ClaimState,
     EncoderOutput,
-    Fetch,
     Grants,
     Inline,
     Message,
     MessageLimits,
     RequestRows,
     Rows,
-    Save,
     SavedRows,
     Seconds,
     ServiceForms,
@@ -26,8 +23,8 @@ from mmcached.wire.messages.parts import (
     Text,
     TokenId,
     TokenLogprob,
-    VersionName,
 )
+from mmcached.wire.messages.second_level import Orders
 from mmcached.wire.messages.verification import Verification
 from mmcached.wire.vocabulary import Modality
 
@@ -193,6 +190,13 @@ class Present(Message, frozen=True):
     are_present: list[bool]
 
 
+class Prefetching(Message, frozen=True):
+    """Answer to `PrefetchRecords`: the number of fetches that it has begun."""
+
+    request_id: Count
+    num_begun: Count
+
+
 class Claimed(Message, frozen=True):
     """Answer to `ClaimRecord`: compute the record and put it with token `claim`; other clients may be waiting."""
 
@@ -230,25 +234,6 @@ class Stored(Message, frozen=True):
     grants: Grants | None = None
 
 
-class Orders(Message, frozen=True):
-    """Answer to `TakeOrders`: the second level's orders; empty if none came in time.
-
-    Attributes:
-        flush: Token of a flush to be done first, and confirmed; 0 for none.
-        claims: States of claims: held ones are renewed, the others dropped.
-        version: Version of that flush; "" without one.
-        store_epoch: Epoch of the records to be saved.
-    """
-
-    request_id: Count
-    fetches: list[Fetch]
-    saves: list[Save]
-    flush: Count = 0
-    claims: list[ClaimState] = msgspec.field(default_factory=list)
-    version: VersionName = ""
-    store_epoch: Count = 0
-
-
 class Failed(Message, frozen=True):
     """A request ended with an error.
 
@@ -274,6 +259,7 @@ ToClient = (
     | NurseryOpened
     | Records
     | Present
+    | Prefetching
     | Claimed
     | Claims
     | Stored

@@ -9,8 +9,8 @@ import msgspec
 from mmcached.wire.handle import Count
 from mmcached.wire.messages.parts import (
     ChatMessage,
+    ClientId,
     ClipOptions,
-    FetchEnd,
     Message,
     NurseryPlace,
     PlacedBytes,
@@ -18,18 +18,18 @@ from mmcached.wire.messages.parts import (
     RowsWanted,
     Sampling,
     Text,
+    Timeout,
     TokenId,
     Traceparent,
     VersionName,
 )
+from mmcached.wire.messages.second_level import SecondLevelNotice, TakeOrders
 from mmcached.wire.messages.verification import Verified, Verify
 
 CLIENT_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}\Z"
 ClientName = Annotated[str, msgspec.Meta(pattern=CLIENT_NAME)]
 ANY_CLIENT: ClientName = "client"
 """The name of clients without a name of their own."""
-ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 MAX_TTL_S, MAX_COST_S = 1e9, 42_000.0
 MAX_KEYS = 256
 """Keys in one message: more are sent in several messages, between which other clients have their turn."""
@@ -201,6 +201,15 @@ class GetRecords(Message, frozen=True):
     is_local: bool = False
 
 
+class PrefetchRecords(Message, frozen=True):
+    """Fetch the records of some keys from the second level, for later calls; records that the store has are skipped."""
+
+    client_id: ClientId
+    request_id: Count
+    keys: Keys
+    tenant: Text = ""
+
+
 class HaveRecords(Message, frozen=True):
     """Look up which keys have a record, without any effect on the eviction order."""
 
@@ -283,42 +292,6 @@ class DropRecord(Message, frozen=True):
     tenant: Text = ""
 
 
-class TakeOrders(Message, frozen=True):
-    """A long poll, answered with `Orders` as soon as there are some, or after `timeout_s`.
-
-    The first client that sends it is the second level until its connection ends.
-    """
-
-    client_id: ClientId
-    request_id: Count
-    timeout_s: Timeout
-
-
-class FetchesEnded(Message, frozen=True):
-    """Report outcomes of fetches; found records were put before. No answer; unknown fetches change nothing."""
-
-    client_id: ClientId
-    fetches: Annotated[list[FetchEnd], msgspec.Meta(max_length=MAX_KEYS)]
-
-
-class SecondLevelFlushed(Message, frozen=True):
-    """Confirm the flush with this token in `Orders`, or report its `error`. No answer."""
-
-    client_id: ClientId
-    token: Count
-    error: Text = ""
-
-
-class AnotherHostFlushed(Message, frozen=True):
-    """Report that another host was flushed: drop fetched records, and fetch and save none until this host is flushed.
-
-    No answer; `reason` is for the log.
-    """
-
-    client_id: ClientId
-    reason: Text
-
-
 class ClientBye(Message, frozen=True):
     """The client closes: its open requests are cancelled. No answer."""
 
@@ -334,13 +307,14 @@ StoreRequest = (
     | DropRecord
     | RegisterReader
     | OpenNursery
+    | PrefetchRecords
     | TakeOrders
     | Verify
 )
 """Requests to the store."""
 Request = StoreRequest | Generate | Encode | GetProcessorInfo | GetStats | Probe | Flush
 """Messages that have one answer each, under their `request_id`."""
-StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed | Verified
+StoreNotice = DropClaim | SecondLevelNotice | Verified
 """Messages to the store without an answer."""
 Notice = StoreNotice | TokensTaken | Cancel | ClientBye
 """Messages without an answer."""

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mmcached.wire.handle import Count, Handle
+from mmcached.wire.handle import Count
 from mmcached.wire.vocabulary import Modality
 
 MAX_ROW_KEYS = 64
 Text = Annotated[str, msgspec.Meta(max_length=256)]
+ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 VERSION_NAME = r"^([A-Za-z0-9][A-Za-z0-9._+-]{0,63})?\Z"
 VersionName = Annotated[str, msgspec.Meta(pattern=VERSION_NAME)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -135,53 +137,6 @@ class Grants(Part, frozen=True):
     nursery: Count
     places: list[Stretch]
     cold_places: list[Stretch]
-
-
-class Fetch(Part, frozen=True):
-    """A record to fetch from the second level; the first level lacks it.
-
-    Attributes:
-        number: Id of this fetch.
-        store_epoch: Epoch in which the record is to be put.
-        claims: A waiting client would compute the record: claim it if no other host has.
-        timeout_ms: Time in which the record is useful to waiting clients.
-    """
-
-    number: Count
-    tenant: Text
-    key: Text
-    store_epoch: Count
-    claims: bool
-    timeout_ms: Count
-
-
-class FetchEnd(Part, frozen=True):
-    """The outcome of a fetch. "elsewhere": another host computes the record; the fetch goes on, and ends once more."""
-
-    number: Count
-    outcome: Literal["hit", "miss", "elsewhere", "late", "failed"]
-
-
-class ClaimState(Part, frozen=True):
-    """Whether this host still computes a record that it has claimed among all hosts; `name` is its `store_key`."""
-
-    name: Text
-    is_held: bool
-
-
-class Save(Part, frozen=True):
-    """A record of the first level to save in the second level; it may be gone from `place` meanwhile.
-
-    Attributes:
-        expires_at: Nanoseconds since boot; 0: it does not expire.
-        cost_s: Seconds that computing it took; 0.0: unknown.
-    """
-
-    tenant: Text
-    key: Text
-    place: Handle
-    expires_at: Count = 0
-    cost_s: float = 0.0
 
 
 class RowsWanted(Part, frozen=True):

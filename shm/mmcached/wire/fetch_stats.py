@@ -1,0 +1,33 @@
+"""Figures of the store's fetches from the second level, as a part of `stats`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from mmcached.wire.figures import Gauge, Metric, StatsRecord
+
+
+class FetchStats(StatsRecord, frozen=True):
+    """The store's fetches from the second level by outcome, and the number of requests that wait for one.
+
+    `saves_dropped` are saves that the second level's process did not take in time.
+    """
+
+    parked: Annotated[Gauge, Metric("l2_parked")] = 0
+    hits: Annotated[int, Metric("l2_fetches", outcome="hit")] = 0
+    misses: Annotated[int, Metric("l2_fetches", outcome="miss")] = 0
+    late: Annotated[int, Metric("l2_fetches", outcome="late")] = 0
+    failed: Annotated[int, Metric("l2_fetches", outcome="failed")] = 0
+    overtaken: Annotated[int, Metric("l2_fetches", outcome="overtaken")] = 0
+    saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
+
+
+class PrefetchStats(StatsRecord, frozen=True):
+    """The prefetches of clients by outcome, and those under way; `refused` were beyond the limit of a client."""
+
+    open: Annotated[Gauge, Metric("l2_prefetching")] = 0
+    hits: Annotated[int, Metric("l2_prefetches", outcome="hit")] = 0
+    misses: Annotated[int, Metric("l2_prefetches", outcome="miss")] = 0
+    failed: Annotated[int, Metric("l2_prefetches", outcome="failed")] = 0
+    overtaken: Annotated[int, Metric("l2_prefetches", outcome="overtaken")] = 0
+    refused: Annotated[int, Metric("l2_prefetches", outcome="refused")] = 0
