@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from scripts.tested_with import note
+from scripts.tested_with import note, version_of
+from tests.whole_run import BEGAN_AT, passed_folder
 
-HOSTS = ("vllm", "sglang", "transformers", "diffusers", "ray", "mooncake", "dynamo", "lmdeploy")
-collect_ignore = [host for host in HOSTS if find_spec(host) is None]
+HOSTS = ("vllm", "sglang", "transformers", "diffusers", "ray", "mooncake", "dynamo", "lmdeploy", "ray_serve")
+PACKAGES = {"ray_serve": ("ray", "vllm")}
+"""What must be installed for the tests of a host, if not a package of its name."""
+collect_ignore = [host for host in HOSTS if None in map(find_spec, PACKAGES.get(host, (host,)))]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Note a run of one whole folder in which every test passed; `python -m scripts.tested_with` shows the notes."""
-    folders = [Path(argument) for argument in session.config.args]
-    is_whole = not session.config.getoption("keyword") and not session.config.getoption("lf", False)
-    if exitstatus == 0 and is_whole and len(folders) == 1 and folders[0].name in HOSTS:
-        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-        assert terminal is not None
-        note(folders[0].name, num_passed=len(terminal.stats.get("passed", [])))
+    passed = passed_folder(session, exitstatus)
+    if passed and passed[0].name in HOSTS:
+        host = passed[0].name
+        note(host, version=version_of(host), num_passed=len(passed[1]), began_at=BEGAN_AT)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from scripts.tested_with import COLUMNS, PAGE, merged
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import tested_with
+from scripts.tested_with import COLUMNS, DISTRIBUTIONS, PAGE, SERVERS, commit_of_code, merged, note, rows_of
+from tests.house import REPOSITORY
 
 PAGE_TEXT = """# Tested with
 
@@ -14,8 +21,8 @@ After it.
 """
 
 
-def row(host: str, version: str, tests: str) -> dict[str, str]:
-    return dict(zip(COLUMNS, (host, version, "3.11", "2.13", tests, "2026-02-02", "bbbb"), strict=True))
+def row(host: str, version: str, tests: str, *, date: str = "2026-02-02") -> dict[str, str]:
+    return dict(zip(COLUMNS, (host, version, "3.11", "2.13", tests, date, "bbbb"), strict=True))
 
 
 def test_a_newer_run_replaces_its_row_and_others_are_added_in_order() -> None:
@@ -33,3 +40,49 @@ def test_a_newer_run_replaces_its_row_and_others_are_added_in_order() -> None:
 def test_the_page_has_the_columns() -> None:
     head = next(line for line in PAGE.read_text().splitlines() if line.startswith("| host"))
     assert [cell.strip().lower() for cell in head.strip("|").split("|")] == list(COLUMNS)
+
+
+def test_an_older_note_leaves_the_row_of_a_newer_run() -> None:
+    assert merged(PAGE_TEXT, [row("vllm", "0.32.0", "45", date="2025-12-31")]) == PAGE_TEXT
+    assert "| 45 |" in merged(PAGE_TEXT, [row("vllm", "0.32.0", "45", date="2026-01-01")])
+
+
+def test_only_a_run_of_one_commit_leaves_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def is_noted(began_at: str | None) -> bool:
+        note("redis", version="7.0.15", num_passed=3, began_at=began_at)
+        written = tmp_path / "build" / "tested" / "redis.json"
+        found = written.exists()
+        written.unlink(missing_ok=True)
+        assert found != ("redis: no note" in capsys.readouterr().out)
+        return found
+
+    monkeypatch.setattr(tested_with, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(tested_with, "NOTES", tmp_path / "build" / "tested")
+    (tmp_path / ".gitignore").write_text("build\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=a")
+    first = commit_of_code()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "tested-with.md").write_text("a page is no code")
+    assert first is not None
+    assert is_noted(first)
+    assert not is_noted(None)
+    (tmp_path / "new.py").write_text("")
+    assert commit_of_code() is None
+    assert not is_noted(first)
+    git("add", ".")
+    git("commit", "--quiet", "--message=b")
+    assert not is_noted(first)
+
+
+def test_every_folder_of_a_host_leaves_notes_and_every_row_has_a_host() -> None:
+    hosts = REPOSITORY / "tests" / "hosts"
+    assert {file.parent.name for file in hosts.glob("*/test_*.py")} <= set(DISTRIBUTIONS)
+    assert {each["host"] for each in rows_of(PAGE.read_text())} <= {*DISTRIBUTIONS, *SERVERS}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 
@@ -9,11 +11,26 @@ import pytest
 
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
+from scripts.tested_with import note
 from tests.second_level.servers import PROGRAMS, Server, find_program, short_folder
+from tests.whole_run import BEGAN_AT, passed_folder
 
 OUTER_S = 20.0
 """Until a call that nothing disturbs; no test waits for it to pass."""
 MAX_BYTES = 256 << 20
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note a run of the whole folder in which every test passed, for each server that it has started."""
+    passed = passed_folder(session, exitstatus)
+    if passed is None or passed[0].name != "second_level":
+        return
+    for name in PROGRAMS:
+        program, num_passed = find_program(name), sum(name in test for test in passed[1])
+        if program is not None and num_passed:
+            said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+            (version,) = re.findall(r"\bv=(\S+)", said)
+            note(name.removesuffix("-server"), version=version, num_passed=num_passed, began_at=BEGAN_AT)
 
 
 @pytest.fixture(scope="package", params=[name for name in PROGRAMS if find_program(name)] or PROGRAMS[:1])
