@@ -15,6 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 
 WIDTH, DEPTH = 64, 2
+PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 IMAGE = 500
 TEXT = {
     "vocab_size": 512,
@@ -155,6 +156,60 @@ def internvl() -> tuple[Any, Inputs]:
     return model, prompt(4, 4) | {"pixel_values": pictures(2, 3, 56, 56)}
 
 
+def minicpmv(name: str = "MiniCPMV4_6") -> tuple[Any, Inputs]:
+    text = TEXT | {"model_type": "qwen3_5_text", "layer_types": 2 * ["full_attention"]}
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=SMALL | {"image_size": 112, "patch_size": 14},
+        text_config=text,
+        insert_layer_id=0,
+        image_token_id=IMAGE,
+        video_token_id=501,
+    )
+    sizes = torch.tensor([[8, 12], [4, 8]], dtype=torch.int32)
+    num_patches = sizes.prod(-1)
+    inputs = prompt(*(num_patches // 16).tolist())
+    inputs |= {"pixel_values": pictures(1, 3, 14, 14 * int(num_patches.sum())), "target_sizes": sizes}
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), inputs
+
+
+def minicpmv4_7() -> tuple[Any, Inputs]:
+    model, inputs = minicpmv("MiniCPMV4_7")
+    return model, inputs | {"mm_token_type_ids": (inputs["input_ids"] == IMAGE).int()}
+
+
+def llava_next() -> tuple[Any, Inputs]:
+    """Return a model and two images: the whole and four tiles; the whole and one tile below the other."""
+    vision = SMALL | {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14, "projection_dim": WIDTH}
+    config = transformers.LlavaNextConfig(
+        vision_config=vision,
+        text_config=TEXT | {"model_type": "llama"},
+        image_token_index=IMAGE,
+        image_grid_pinpoints=PINPOINTS,
+    )
+    return transformers.LlavaNextForConditionalGeneration(config), _tiled()
+
+
+def llava_onevision() -> tuple[Any, Inputs]:
+    vision = SMALL | {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14, "vision_use_head": False}
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=vision,
+        text_config=TEXT | {"model_type": "qwen2"},
+        image_token_index=IMAGE,
+        video_token_index=501,
+        image_grid_pinpoints=PINPOINTS,
+        vision_feature_layer=-1,
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration(config), _tiled()
+
+
+def _tiled() -> Inputs:
+    num_rows = {(100, 90): 88, (110, 50): 56}  # with the rows that end lines, without those of the padding
+    pixels = pictures(2, 5, 3, 56, 56)
+    pixels[1, 3:] = 0  # filled up to the number of tiles of the first image
+    sizes = torch.tensor(list(num_rows))
+    return prompt(*num_rows.values()) | {"pixel_values": pixels, "image_sizes": sizes}
+
+
 def smolvlm(name: str = "SmolVLM") -> tuple[Any, Inputs]:
     config = getattr(transformers, f"{name}Config")(
         vision_config=SMALL | {"image_size": 56, "patch_size": 14},
@@ -250,7 +305,11 @@ GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
     gemma3,
     paligemma,
     internvl,
+    minicpmv,
+    minicpmv4_7,
 ]
+TILED: list[Callable[[], tuple[Any, Inputs]]] = [llava_next, llava_onevision]
+"""Whose two images have eight tiles, which are encoded apart and packed."""
 TOWERS: list[Callable[[], tuple[Any, Inputs]]] = [clip, siglip, clip_tower, siglip_tower]
 OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [
     dinov2,
@@ -265,7 +324,7 @@ OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [
     idefics3,
 ]
 """Which a service encodes with, and `cached_image_features` does not take."""
-MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS, *OTHERS)}
+MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TILED, *TOWERS, *OTHERS)}
 
 
 def save_llava(folder: Path) -> None:

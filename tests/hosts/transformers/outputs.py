@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 
@@ -11,7 +13,8 @@ from tests.hosts.transformers.models import Inputs
 
 
 def of_images(inputs: Inputs) -> Inputs:
-    return {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
+    names = ("pixel_values", "image_grid_thw", "target_sizes", "image_sizes")
+    return {name: inputs[name] for name in names if name in inputs}
 
 
 def ask(model: Any, inputs: Inputs) -> dict[str, Any]:
@@ -22,15 +25,62 @@ def ask(model: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 def one_by_one(model: Any, inputs: Inputs) -> list[torch.Tensor]:
-    """Return what `tensors` returns, of each image alone as the model itself gives it."""
+    """Return what `tensors` returns, of each image or tile alone as the model itself gives it."""
     images = of_images(inputs)
-    pixels, grids = images["pixel_values"], images.get("image_grid_thw")
-    if grids is None:
-        alone = [{"pixel_values": image[None]} for image in pixels]
+    if "image_sizes" in images:
+        with row_by_row(model.model):
+            return tensors(ask(model, images))
+    pixels = images["pixel_values"]
+    if "image_grid_thw" in images:
+        alone = _with_grids(images, "image_grid_thw", torch.split(pixels, images["image_grid_thw"].prod(-1).tolist()))
+    elif "target_sizes" in images:
+        widths = [int(number) * pixels.shape[-2] for number in images["target_sizes"].prod(-1)]
+        alone = _with_grids(images, "target_sizes", torch.split(pixels, widths, -1))
     else:
-        parts = torch.split(pixels, grids.prod(-1).tolist())
-        alone = [{"pixel_values": part, "image_grid_thw": grid[None]} for part, grid in zip(parts, grids, strict=True)]
+        alone = [{"pixel_values": image[None]} for image in pixels]
     return [tensor for each in alone for tensor in tensors(ask(model, each))]
+
+
+def _with_grids(images: Inputs, name: str, parts: Iterable[torch.Tensor]) -> list[Inputs]:
+    return [
+        {"pixel_values": part.contiguous(), name: grid[None]} for part, grid in zip(parts, images[name], strict=True)
+    ]
+
+
+@contextmanager
+def row_by_row(model: Any) -> Iterator[None]:
+    """Have a model's tower and projector take a batch one row after the other."""
+    tower, projector = model.vision_tower.forward, model.multi_modal_projector.forward
+
+    def of_rows(pixels: torch.Tensor, **arguments: Any) -> Any:
+        return _Rows([tower(row[None], **arguments) for row in pixels])
+
+    model.vision_tower.forward = of_rows
+    model.multi_modal_projector.forward = lambda states: torch.cat([projector(row[None]) for row in states])
+    try:
+        yield
+    finally:
+        del model.vision_tower.forward, model.multi_modal_projector.forward
+
+
+class _Rows:
+    """Hidden states of several outputs, by layer."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self._outputs = outputs
+        self.pooler_output: Any = None
+
+    @property
+    def hidden_states(self) -> Self:
+        return self
+
+    def __getitem__(self, name: Any) -> Any:
+        if name == "pooler_output":
+            return self.pooler_output
+        states = [output.hidden_states[name] for output in self._outputs]
+        if states[0].is_contiguous():
+            return torch.cat(states)
+        return torch.cat([each.mT for each in states]).mT  # products round otherwise for another layout
 
 
 def tensors(parts: dict[str, Any]) -> list[torch.Tensor]:

@@ -38,6 +38,17 @@ def test_pixels_that_do_not_fit_are_left_to_the_model() -> None:
         assert split(QWEN, torch.randn(12, 5), {"image_grid_thw": grid}) is None
 
 
+def test_tiles_in_one_strip_are_cut_by_their_sizes() -> None:
+    minicpm, sizes = FAMILIES["MiniCPMV4_6Model"], torch.tensor([[2, 2], [2, 4]])
+    pixels = torch.randn(1, 3, 5, 12 * 5)
+    found = present(split(minicpm, pixels, {"target_sizes": sizes, "downsample_mode": "16x"}))
+    assert [each.pixels.shape[-1] for each in found] == [20, 40]
+    assert torch.equal(torch.cat([each.pixels for each in found], -1), pixels)
+    assert [each.arguments["target_sizes"].tolist() for each in found] == [[[2, 2]], [[2, 4]]]
+    for wrong in (pixels[..., 1:], pixels.expand(2, -1, -1, -1)):
+        assert split(minicpm, wrong, {"target_sizes": sizes}) is None
+
+
 def alone(seed: int) -> Any:
     """Return what a model with levels gives for one image."""
     tensors = torch.randn(3, 1, 4, 8, generator=torch.Generator().manual_seed(seed))

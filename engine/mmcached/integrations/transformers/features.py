@@ -31,7 +31,7 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import Device, device_of
 from mmcached.integrations.record_form import RecordForm
-from mmcached.integrations.transformers import splitting
+from mmcached.integrations.transformers import splitting, tiles
 from mmcached.integrations.transformers.forms import form_of
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
@@ -130,21 +130,14 @@ class ImageFeatures(Closeable):
 
     def of_call(self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the output of `original(*values, **named)`, joined from each image's features, found or encoded."""
-        pictures = self._pictures(original, values, named)
-        named_by = self._names.named(pictures[0].pixels.device) if pictures else None
-        forms = self._forms(pictures, named_by[1]) if pictures and named_by else None
-        if not pictures or named_by is None or forms is None:
+        call = self._call_of(original, values, named)
+        named_by = self._names.named(call[0].device) if call else None
+        output = self._output_of(original, *call, named_by) if call and named_by else None
+        if output is None:
             with self._lock:
                 self.num_bypassed += 1
             return original(*values, **named)
-        with self._lock:
-            self.num_images += len(pictures)
-        name, tower = named_by
-        keys = [output_key(name, _name_of(picture), "image") for picture in pictures]
-        device = self._device(str(pictures[0].pixels.device))
-        found = self._find(original, keys, pictures, forms, tower.weights, view=self._view or device.reads_in_place)
-        parts = splitting.join(self._family, found, device.load)
-        return splitting.output_class(self._model, self._family)(**parts)
+        return splitting.output_class(self._model, self._family)(**output)
 
     def fingerprint(self, device: torch.device) -> str | None:
         """Return the fingerprint of all that features depend on beside the image; None if they cannot be shared.
@@ -174,6 +167,45 @@ class ImageFeatures(Closeable):
         for key in keys:
             self._client.drop(key)
 
+    def _output_of(
+        self, original: Any, pixels: torch.Tensor, arguments: Mapping[str, Any], named_by: tuple[str, ReadTower]
+    ) -> Parts | None:
+        """Return the parts of the output of a call; None if their form is not known beforehand."""
+        if self._family.packing:
+            return self._packed(original.__func__, pixels, arguments, named_by)
+        pictures = splitting.split(self._family, pixels, arguments)
+        forms = self._forms(pictures, named_by[1]) if pictures else None
+        return self._joined(original, pictures, forms, named_by) if pictures and forms else None
+
+    def _packed(
+        self, method: Any, pixels: torch.Tensor, arguments: Mapping[str, Any], named_by: tuple[str, ReadTower]
+    ) -> Parts | None:
+        if pixels.dim() not in (4, 5) or not pixels.numel():
+            return None
+        of_tile = {name: value for name, value in arguments.items() if name in self._family.arguments}
+        pictures = [Picture(tile[None].contiguous(), of_tile) for tile in pixels.flatten(0, -4)]
+        forms = self._forms(pictures, named_by[1])
+        if forms is None:
+            return None
+        alone = tiles.of_one_tile(self._model, method)
+
+        def encode(numbers: list[int]) -> torch.Tensor:
+            chosen, forms_of = [pictures[number] for number in numbers], [forms[number] for number in numbers]
+            return torch.stack(self._joined(alone, chosen, forms_of, named_by)["pooler_output"])
+
+        return {"pooler_output": tiles.pack(self._model, method, pixels, arguments, encode)}
+
+    def _joined(
+        self, original: Any, pictures: list[Picture], forms: list[RecordForm], named_by: tuple[str, ReadTower]
+    ) -> Parts:
+        with self._lock:
+            self.num_images += len(pictures)
+        name, tower = named_by
+        keys = [output_key(name, _name_of(picture), "image") for picture in pictures]
+        device = self._device(str(pictures[0].pixels.device))
+        found = self._find(original, keys, pictures, forms, tower.weights, view=self._view or device.reads_in_place)
+        return splitting.join(self._family, found, device.load)
+
     def _forms(self, pictures: Sequence[Picture], tower: ReadTower) -> list[RecordForm] | None:
         forms = [form_of(self._model, picture, tower.dtype) for picture in pictures]
         known = [form for form in forms if form is not None]
@@ -202,10 +234,10 @@ class ImageFeatures(Closeable):
                 self._devices[name] = device_of(name, max_pinned_bytes=self._max_pinned_bytes)
             return self._devices[name]
 
-    def _pictures(
+    def _call_of(
         self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]
-    ) -> list[Picture] | None:
-        """Return the images of a call; None if it must go to the model unchanged."""
+    ) -> tuple[torch.Tensor, dict[str, Any]] | None:
+        """Return pixels and arguments of a call; None if it must go to the model unchanged."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self._model.training:
             return None
         if getattr(original, "__func__", None) is not getattr(type(self._model), self._family.method):
@@ -217,12 +249,13 @@ class ImageFeatures(Closeable):
             return None
         arguments = {name: value for name, value in arguments.items() if name not in _HARMLESS}
         pixels = arguments.pop("pixel_values", None)
-        if not isinstance(pixels, torch.Tensor) or not set(arguments) <= self._family.arguments:
+        known = self._family.arguments | self._family.packing
+        if not isinstance(pixels, torch.Tensor) or not set(arguments) <= known:
             return None
         for name in FROM_CONFIG:  # given, or taken from the configuration: the same key
             if name in self._family.arguments and name not in arguments:
                 arguments[name] = getattr(config, name)
-        return splitting.split(self._family, pixels, arguments)
+        return pixels, arguments
 
     def _find(
         self,
@@ -234,9 +267,9 @@ class ImageFeatures(Closeable):
         *,
         view: bool,
     ) -> list[Parts]:
-        # Stacked parts are copied when they are joined; others are handed out as they are, so the caller's `view`
-        # decides.
-        view = view or set(self._family.parts.values()) == {"stacked"}
+        # Stacked parts, and packed ones, are copied when they are joined; others are handed out as they are, so the
+        # caller's `view` decides.
+        view = view or bool(self._family.packing) or set(self._family.parts.values()) == {"stacked"}
         encoded: dict[int, Parts] = {}
 
         def make(place: int) -> Parts:

@@ -106,6 +106,18 @@ def _internvl(config: Any, picture: Picture) -> Sizes:
     return {"pooler_output": (1, rows, config.text_config.hidden_size)}
 
 
+def _minicpm(config: Any, picture: Picture) -> Sizes | None:
+    height, width = picture.arguments["target_sizes"][0].tolist()
+    if picture.arguments["downsample_mode"] != "4x":
+        if config.vision_config.insert_layer_id < 0:
+            return None  # the model mistakes the sizes of its merged patches, so a tile depends on those before it
+        height, width = height // 2, width // 2
+    rows, columns = config.merge_kernel_size
+    for _ in range(config.merger_times):
+        height, width = height // rows, width // columns
+    return {"pooler_output": (height * width, config.text_config.hidden_size)}
+
+
 def _clip(config: Any, picture: Picture) -> Sizes:
     return {"pooler_output": (1, config.projection_dim)}
 
@@ -133,6 +145,10 @@ SIZES: Mapping[str, Callable[[Any, Picture], Sizes | None]] = {
     "Gemma3Model": _gemma3,
     "PaliGemmaModel": _paligemma,
     "InternVLModel": _internvl,
+    "LlavaNextModel": _llava,
+    "LlavaOnevisionModel": _llava,
+    "MiniCPMV4_6Model": _minicpm,
+    "MiniCPMV4_7Model": _minicpm,
     "CLIPModel": _clip,
     "SiglipModel": _siglip,
     "CLIPVisionModel": _clip_tower,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmcached.worker.encoders.families import GRID, Family, Form
+from mmcached.worker.encoders.families import GRIDS, Family, Form
 
 Parts = dict[str, Any]
 """The kept parts of one image's output: a tensor, for `levels` a list of tensors, or None."""
@@ -18,10 +18,10 @@ Load = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image of a call, and the arguments to encode it alone.
+    """One image or tile of a call, and the arguments to encode it alone.
 
     Attributes:
-        pixels: `(1, …)`, or `(patches, …)` for a family with a grid; contiguous.
+        pixels: `(1, …)`, or `(patches, …)` for Qwen; contiguous.
         arguments: Arguments of the method beside the pixels.
     """
 
@@ -31,17 +31,18 @@ class Picture:
 
 def split(family: Family, pixels: torch.Tensor, arguments: Mapping[str, Any]) -> list[Picture] | None:
     """Return the images of a call in order; None if pixels and grid disagree."""
-    if not family.has_grid:
+    if family.grid is None:
         return [Picture(image[None].contiguous(), arguments) for image in pixels]
-    grid = arguments.get(GRID)
+    grid, dimension = arguments.get(family.grid), GRIDS[family.grid]
     if not isinstance(grid, torch.Tensor) or grid.dim() != 2:
         return None
-    sizes = grid.prod(-1).tolist()
-    if sum(sizes) != len(pixels):
+    patch_width = 1 if dimension == 0 else pixels.shape[-2]  # else patches are square, and one next to the other
+    sizes = [num_patches * patch_width for num_patches in grid.prod(-1).tolist()]
+    if sum(sizes) != pixels.shape[dimension] or (dimension != 0 and len(pixels) != 1):
         return None
     return [
-        Picture(part.contiguous(), {**arguments, GRID: each[None]})
-        for part, each in zip(torch.split(pixels, sizes), grid, strict=True)
+        Picture(part.contiguous(), {**arguments, family.grid: each[None]})
+        for part, each in zip(torch.split(pixels, sizes, dimension), grid, strict=True)
     ]
 
 

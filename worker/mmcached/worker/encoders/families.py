@@ -1,7 +1,10 @@
 """Known model classes of Transformers: how they take images, and the form of their outputs.
 
-    patches of all images, concatenated, and a grid for each     Qwen
-    one row of a batch per image                                 all others
+    patches of all images, concatenated, and a grid for each     Qwen; MiniCPM-V, for each tile
+    tiles of each image, whose outputs are packed                LLaVA-NeXT, LLaVA-OneVision
+    one row of a batch per image                                 all others; InternVL, per tile
+
+A tile that the tower encodes apart from the image's other tiles is an image here.
 
     stacked   a tensor whose first dimension is the images
     split     a tensor for each image
@@ -14,14 +17,15 @@ A family is listed once it is tested: for other models it is unknown whether the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mmcached.wire.errors import InvalidRequest
 
 Form = Literal["stacked", "split", "levels", "rows"]
-GRID = "image_grid_thw"
-FROM_CONFIG = ("vision_feature_layer", "vision_feature_select_strategy")
+GRIDS: Mapping[str, int] = {"image_grid_thw": 0, "target_sizes": -1}
+"""Arguments with a row of sizes per image, and the dimension in which the patches of the images follow each other."""
+FROM_CONFIG = ("vision_feature_layer", "vision_feature_select_strategy", "downsample_mode")
 """Arguments whose defaults are in the configuration."""
 
 
@@ -31,7 +35,8 @@ class Family:
 
     Attributes:
         parts: attributes of the method's output that are kept, and the form of each.
-        arguments: of the method, besides the pixels, on which the output depends.
+        arguments: of the method, besides the pixels, on which the output for an image or tile depends.
+        packing: arguments of the method that only decide which tiles an image has, and how their outputs are packed.
         others: children and parameters of the model on which the output does not depend.
         output: name of the method's output class, in the model's own module.
     """
@@ -41,14 +46,22 @@ class Family:
     others: frozenset[str] = frozenset({"language_model"})
     method: str = "get_image_features"
     output: str = "BaseModelOutputWithPooling"
+    packing: frozenset[str] = frozenset()
 
     @property
-    def has_grid(self) -> bool:
-        return GRID in self.arguments
+    def grid(self) -> str | None:
+        return next((name for name in GRIDS if name in self.arguments), None)
 
 
-_QWEN = Family({"pooler_output": "split"}, frozenset({GRID}))
-_LAYERS = frozenset(FROM_CONFIG)
+_QWEN = Family({"pooler_output": "split"}, frozenset({"image_grid_thw"}))
+_MINICPM = Family({"pooler_output": "split"}, frozenset({"target_sizes", "downsample_mode"}))
+_LAYERS = frozenset({"vision_feature_layer", "vision_feature_select_strategy"})
+_PACKED = Family(
+    {"pooler_output": "split"},
+    _LAYERS,
+    frozenset({"language_model", "image_newline"}),
+    packing=frozenset({"image_sizes"}),
+)
 _CONTRASTIVE = frozenset({"text_model", "text_projection", "logit_scale", "logit_bias"})
 _SIZED = frozenset({"interpolate_pos_encoding"})
 _TOWER = Family({"last_hidden_state": "stacked", "pooler_output": "stacked"}, _SIZED, frozenset(), "forward")
@@ -59,12 +72,16 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen2_5_VLModel": _QWEN,
     "Qwen3VLModel": Family(
         {"pooler_output": "split", "deepstack_features": "levels"},
-        frozenset({GRID}),
+        frozenset({"image_grid_thw"}),
         output="BaseModelOutputWithDeepstackFeatures",
     ),
     "Gemma3Model": Family({"pooler_output": "stacked"}),
     "PaliGemmaModel": Family({"pooler_output": "stacked"}),
     "InternVLModel": Family({"pooler_output": "stacked"}, _LAYERS),
+    "LlavaNextModel": _PACKED,
+    "LlavaOnevisionModel": replace(_PACKED, packing=_PACKED.packing | {"vision_aspect_ratio", "batch_num_images"}),
+    "MiniCPMV4_6Model": _MINICPM,
+    "MiniCPMV4_7Model": _MINICPM,
     "CLIPModel": Family({"pooler_output": "stacked"}, _SIZED, _CONTRASTIVE),
     "SiglipModel": Family({"pooler_output": "stacked"}, _SIZED, _CONTRASTIVE),
     "CLIPVisionModel": _TOWER,
