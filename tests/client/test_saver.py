@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mmcached.client import Client
-from mmcached.client.saver import Saver, SaverCounters
+from mmcached.client.saver import NotKept, Saver, SaverCounters
+from mmcached.client.store.claims import Claim, Pending
 from mmcached.shm.store.codec import Record
 from tests.client.services import StoreService
 from tests.clock import Clock
@@ -177,3 +178,84 @@ def test_close_drops_what_waits(new_saver: Callable[..., Saver], ends: Ends) -> 
     closing.join(DEADLINE_S)
     assert not closing.is_alive()
     assert ("second", "dropped") in ends
+
+
+# ---- claims
+
+
+def claimed(client: Client, key: str) -> Claim:
+    (claim,) = client.claim_many([key])
+    assert isinstance(claim, Claim)
+    assert claim.is_exclusive
+    return claim
+
+
+def test_a_claim_lasts_until_its_record_is_there(client: Client, new_saver: Callable[..., Saver], run_dir: Path) -> None:
+    saver, gate = new_saver(), Gate()
+    with Client(run_dir) as other:
+        assert saver.save("k", 1, gate, claim=claimed(client, "k"))
+        assert gate.is_making.wait(DEADLINE_S)
+        assert other.claim_many(["k"]) == [Pending("k")]
+        gate.may_go_on.set()
+        assert saver.drain(DEADLINE_S)
+        assert present(other.get("k")).record == {"x": 1}
+
+
+def not_kept() -> Record:
+    raise NotKept
+
+
+@pytest.mark.parametrize("make", [not_kept, lambda: {"x": object()}, lambda: {"x": torch.zeros(9 << 20).byte()}])
+def test_a_claim_ends_with_a_save_that_fails(
+    client: Client, new_saver: Callable[..., Saver], run_dir: Path, make: Callable[[], Record]
+) -> None:
+    saver = new_saver()
+    saver.save("k", 1, make, claim=claimed(client, "k"))
+    assert saver.drain(DEADLINE_S)
+    assert saver.counters.saved == 0
+    with Client(run_dir) as other:
+        claimed(other, "k")
+
+
+def test_a_claim_ends_with_a_save_that_is_not_taken(
+    client: Client, new_saver: Callable[..., Saver], run_dir: Path
+) -> None:
+    """For lack of space; because its key waits already; because the saver is closed."""
+    saver, gate = new_saver(max_bytes=100), Gate()
+    saver.save("first", 60, gate)
+    assert gate.is_making.wait(DEADLINE_S)
+    claims = {key: claimed(client, key) for key in ("first", "large", "late")}
+    assert not saver.save("large", 60, unwanted, claim=claims["large"])
+    assert saver.save("first", 60, unwanted, claim=claims["first"])
+    gate.may_go_on.set()
+    saver.close()
+    assert not saver.save("late", 1, unwanted, claim=claims["late"])
+    with Client(run_dir) as other:
+        claimed(other, "large")
+        claimed(other, "late")
+        assert present(other.get("first")).record == {"x": 1}
+
+
+def test_claims_end_when_the_saver_is_closed(client: Client, new_saver: Callable[..., Saver], run_dir: Path) -> None:
+    saver, gate = new_saver(), Gate()
+    saver.save("first", 1, gate)
+    assert gate.is_making.wait(DEADLINE_S)
+    saver.save("second", 1, unwanted, claim=claimed(client, "second"))
+    gate.may_go_on.set()
+    saver.close()
+    with Client(run_dir) as other:
+        claimed(other, "second")
+
+
+def test_a_key_may_come_again_when_its_end_is_reported(client: Client) -> None:
+    outcomes: list[str] = []
+
+    def again(key: str, outcome: str) -> None:
+        outcomes.append(outcome)
+        if outcome == "refused":
+            assert saver.save(key, 1, lambda: {"x": 1})
+
+    with Saver(client, max_bytes=9, on_end=again) as saver:
+        saver.save("k", 1, not_kept)
+        assert saver.drain(DEADLINE_S)
+    assert outcomes == ["refused", "saved"]

@@ -6,7 +6,8 @@
 
 A record is made in the saver's thread: a copy from a device, or out of a buffer, does not delay the caller. Waiting
 saves hold at most `max_bytes`; a key that waits already is not added twice, and the record of a key that has one is not
-made; except while hits are verified: then both are compared.
+made; except while hits are verified: then both are compared. A claim that a save is given ends with the save, however
+that ends.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mmcached.client.store.claims import Claim
 from mmcached.client.synchronous import Client
 from mmcached.shm.store.codec import Record
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError
 
 _LOG = logging.getLogger("mmcached.client")
+
+
+class NotKept(Exception):
+    """The record of a save is not kept, for a reason that its caller knows: raised by `make`, and counted as refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,8 @@ class SaverCounters:
     Attributes:
         saved: Keys that have a record now.
         dropped: Saves dropped for lack of space or time.
-        refused: Records that the store has not kept: it is full or missing, or they are too large for it.
+        refused: Records that the store has not kept: it is full or missing, or they are too large for it; and those of
+            which `make` has raised `NotKept`.
         failed: Records that could not be made, or are invalid.
     """
 
@@ -52,6 +59,7 @@ class _Save(NamedTuple):
     tenant: str | None
     store_epoch: int | None
     cost_s: Callable[[], float] | None
+    claim: Claim | None
 
 
 class Saver(Closeable):
@@ -85,6 +93,7 @@ class Saver(Closeable):
         self._news = threading.Condition()
         self._waiting: deque[_Save] = deque()
         self._keys: set[str] = set()
+        self._num_open = 0  # with the save whose end is being reported, whose key may come again already
         self._num_bytes = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -107,6 +116,7 @@ class Saver(Closeable):
         tenant: str | None = None,
         store_epoch: int | None = None,
         cost_s: Callable[[], float] | None = None,
+        claim: Claim | None = None,
     ) -> bool:
         """Queue a record to be saved, without waiting; return False if it was dropped for lack of space.
 
@@ -116,27 +126,29 @@ class Saver(Closeable):
                 change.
             tenant, store_epoch: As for `Client.put`.
             cost_s: Returns the argument `cost_s` of `Client.put`; runs in the saver's thread, after `make`.
+            claim: Claim on the key. It ends with this save, also if that is dropped now.
         """
+        save = _Save(key, nbytes, make, self._clock(), tenant, store_epoch, cost_s, claim)
         with self._news:
-            if key in self._keys:
-                return True
-            if self._is_closed or self._num_bytes + nbytes > self._max_bytes:
-                is_taken = False
-            else:
-                is_taken = True
+            is_known = key in self._keys
+            is_taken = not (is_known or self._is_closed or self._num_bytes + nbytes > self._max_bytes)
+            if is_taken:
                 self._keys.add(key)
+                self._num_open += 1
                 self._num_bytes += nbytes
-                self._waiting.append(_Save(key, nbytes, make, self._clock(), tenant, store_epoch, cost_s))
+                self._waiting.append(save)
                 self._have_thread()
                 self._news.notify_all()
-        if not is_taken:
-            self._end(key, "dropped")
-        return is_taken
+        if is_known and claim is not None:
+            claim.drop()
+        if not (is_known or is_taken):
+            self._end(save, "dropped")
+        return is_known or is_taken
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until the queue is empty; return whether it is."""
         with self._news:
-            return self._news.wait_for(lambda: not self._keys, timeout_s)
+            return self._news.wait_for(lambda: not self._num_open, timeout_s)
 
     def close(self) -> None:
         """Drop waiting saves, and end the thread after a put in progress. A second call does nothing."""
@@ -163,11 +175,11 @@ class Saver(Closeable):
                     return
                 save, is_closed = self._waiting.popleft(), self._is_closed
             is_late = is_closed or self._clock() - save.asked_at > self._max_wait_s
-            self._end(save.key, "dropped" if is_late else self._put(save))
-            key, nbytes = save.key, save.nbytes
+            self._end(save, "dropped" if is_late else self._put(save))
+            nbytes = save.nbytes
             del save  # releases the objects that `make` refers to
             with self._news:
-                self._keys.discard(key)
+                self._num_open -= 1
                 self._num_bytes -= nbytes
                 self._news.notify_all()
 
@@ -182,8 +194,11 @@ class Saver(Closeable):
                 tenant=save.tenant,
                 store_epoch=save.store_epoch,
                 cost_s=None if save.cost_s is None else save.cost_s(),
+                claim=save.claim,
             )
             return "saved" if is_stored else "refused"
+        except NotKept:
+            return "refused"
         except MmcachedError as error:
             _LOG.warning("a record could not be saved: %s", error)
         except Exception:  # any error of the host's tensors: go on with the next save
@@ -195,8 +210,11 @@ class Saver(Closeable):
         hit = self._client.get(save.key, view=True, timeout_s=self._timeout_s, tenant=save.tenant, local=True)
         return hit is None or self._client.verified(save.key, hit.record, save.make(), tenant=save.tenant)
 
-    def _end(self, key: str, outcome: str) -> None:
+    def _end(self, save: _Save, outcome: str) -> None:
+        if save.claim is not None:
+            save.claim.drop()
         with self._news:
+            self._keys.discard(save.key)
             self._counts[outcome] += 1
         if self._on_end is not None:
-            self._on_end(key, outcome)
+            self._on_end(save.key, outcome)
