@@ -190,7 +190,9 @@ def claimed(client: Client, key: str) -> Claim:
     return claim
 
 
-def test_a_claim_lasts_until_its_record_is_there(client: Client, new_saver: Callable[..., Saver], run_dir: Path) -> None:
+def test_a_claim_lasts_until_its_record_is_there(
+    client: Client, new_saver: Callable[..., Saver], run_dir: Path
+) -> None:
     saver, gate = new_saver(), Gate()
     with Client(run_dir) as other:
         assert saver.save("k", 1, gate, claim=claimed(client, "k"))

@@ -30,7 +30,7 @@ _LOG = logging.getLogger("mmcached.client")
 
 
 class NotKept(Exception):
-    """The record of a save is not kept, for a reason that its caller knows: raised by `make`, and counted as refused."""
+    """The record of a save is not kept, for a reason that its caller knows; raised by `make`, counted as refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class Saver(Closeable):
     Args:
         max_bytes: Maximum bytes of all waiting records.
         max_wait_s: Seconds after which a waiting record is dropped.
+        delay_s: Seconds that each save waits at least: the time in which the caller ends its own work, which the copy
+            of a large record would slow down.
         timeout_s: Deadline of each put.
         on_end: Called with key and "saved", "dropped", "refused" or "failed", in the thread where the save ends.
         clock: Monotonic time in seconds.
@@ -79,6 +81,7 @@ class Saver(Closeable):
         *,
         max_bytes: int,
         max_wait_s: float = 30.0,
+        delay_s: float = 0.0,
         timeout_s: float = 5.0,
         on_end: Callable[[str, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -86,6 +89,7 @@ class Saver(Closeable):
         self._client = client
         self._max_bytes = max_bytes
         self._max_wait_s = max_wait_s
+        self._delay_s = delay_s
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._clock = clock
@@ -173,6 +177,10 @@ class Saver(Closeable):
                 self._news.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
+                left_s = self._waiting[0].asked_at + self._delay_s - self._clock()
+                if left_s > 0 and not self._is_closed:
+                    self._news.wait(left_s)
+                    continue
                 save, is_closed = self._waiting.popleft(), self._is_closed
             is_late = is_closed or self._clock() - save.asked_at > self._max_wait_s
             self._end(save, "dropped" if is_late else self._put(save))
@@ -197,7 +205,8 @@ class Saver(Closeable):
                 claim=save.claim,
             )
             return "saved" if is_stored else "refused"
-        except NotKept:
+        except NotKept as error:
+            _LOG.debug("%s is not kept: %s", save.key, error)
             return "refused"
         except MmcachedError as error:
             _LOG.warning("a record could not be saved: %s", error)

@@ -72,6 +72,11 @@ class Server:
         self.artifacts = share(self.mm_processor, self.client)
         assert self.artifacts is not None
 
+    def drain(self) -> None:
+        """Wait until other servers find what this one has processed."""
+        assert self.artifacts is not None
+        assert self.artifacts.drain(DEADLINE_S)
+
     def close(self) -> None:
         if self.artifacts is not None:
             self.artifacts.close()

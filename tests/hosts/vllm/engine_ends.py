@@ -69,6 +69,11 @@ class Engine(Closeable):
         self.send([picture(seed) for seed in seeds])
         return self.receive()
 
+    def drain(self) -> None:
+        """Wait until other processes find what this server has processed."""
+        if isinstance(self.sender, MmcachedProcessorCache) and not self.sender.drain(DEADLINE_S):
+            raise TimeoutError("new items are not put")
+
     def close(self) -> None:
         self.server.close()
         self.client.close()

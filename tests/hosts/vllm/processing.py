@@ -27,6 +27,7 @@ from mmcached.integrations.processed_inputs.vllm_items import LazyItem
 from mmcached.wire.closeable import Closeable
 
 PROMPT = "<|vision_start|><|image_pad|><|vision_end|>"
+DEADLINE_S = 60.0
 PROCESSOR = "preprocess"
 """The method of Transformers' image processor in which the work is done."""
 
@@ -115,6 +116,8 @@ def main() -> None:
     given = parser.parse_args()
     with Server(given.model, given.run_dir, counts_only=given.counts_only) as server:
         rendered = server.render([picture(seed) for seed in given.seeds])
+        if server.cache is not None:
+            server.cache.drain(DEADLINE_S)
         json.dump(summary(server, rendered, counts_only=given.counts_only), sys.stdout)
 
 

@@ -90,6 +90,8 @@ def test_a_second_process_runs_no_processor(model: Path, run_dir: Path) -> None:
 def test_a_picture_among_new_ones_is_found(new_server: Callable[..., Server], run_dir: Path) -> None:
     first, second = new_server(run_dir), new_server(run_dir)
     (made,) = first.render([picture(11)])["mm_kwargs"]["image"]
+    assert first.cache is not None
+    assert first.cache.drain(DEADLINE_S)
     new, found = second.render([picture(12), picture(11)])["mm_kwargs"]["image"]
     assert isinstance(found, LazyItem)
     assert not isinstance(new, LazyItem)
@@ -134,9 +136,13 @@ def test_without_a_service_items_stay_in_the_process(model: Path, tmp_path: Path
         config = Server(model, None).config
         cache = MmcachedProcessorCache(config, client)
         assert cache.is_cached([HASH]) == [False]
-        cache.get_and_update_item((item(), []), HASH)
-        assert cache.is_cached([HASH]) == [True]
-        assert cache.get_and_update_item(None, HASH)[0] == item()
+        for drains in (False, True):
+            cache.get_and_update_item((item(), []), HASH)
+            cache.begin_request()
+            assert not drains or cache.drain(DEADLINE_S)
+            assert cache.is_cached([HASH]) == [True]
+            assert cache.get_and_update_item(None, HASH)[0] == item()
+        cache.close()
 
 
 def test_counts_alone_are_never_taken_for_an_item(model: Path, run_dir: Path) -> None:
@@ -144,12 +150,14 @@ def test_counts_alone_are_never_taken_for_an_item(model: Path, run_dir: Path) ->
         cache = MmcachedProcessorCache(Server(model, None).config, client, counts_only=True)
         assert cache.is_cached(["6" * 64]) == [False]
         cache.get_and_update_item((item(), []), "6" * 64)
+        assert cache.drain(DEADLINE_S)
         assert cache.is_cached(["6" * 64]) == [True]
         found, _ = cache.get_and_update_item(None, "6" * 64)
         assert found is not None
         assert torch.equal(found["grid"].data, item()["grid"].data)
         with pytest.raises(PixelsNotKept):
             dict(found)
+        cache.close()
 
 
 def test_the_plug_in_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

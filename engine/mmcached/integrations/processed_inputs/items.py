@@ -11,15 +11,21 @@ evicted. Independent of any processor.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
 from mmcached.cache.fingerprints import fingerprint
-from mmcached.client import Client
+from mmcached.client import Claim, Client, Hit, Pending
 from mmcached.shm.store.codec import Library, Record
+
+_POLL_S = 0.005
+_POLLS = 50
+"""Number of polls before claims are asked for again."""
+_CALL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,14 @@ def name_of(file: bytes) -> str:
 
 def keys_of(processor: str, item: str) -> tuple[str, str]:
     return f"processed-item/{processor}/{item}/counts", f"processed-item/{processor}/{item}/pixels"
+
+
+def wait_for_one(client: Client, keys: Sequence[str], wait: Callable[[float], object] = time.sleep) -> None:
+    """Return when one of the keys has a record, or after `_POLLS` polls: the process that makes it may have died."""
+    for _ in range(_POLLS if keys else 0):
+        if any(client.contains_many(keys, timeout_s=_CALL_S)):
+            return
+        wait(_POLL_S)
 
 
 class ProcessedItems:
@@ -88,6 +102,19 @@ class ProcessedItems:
         pixels = self._client.get(of_pixels, view=self._view, tensors=self._tensors, local=True)
         return None if pixels is None else ProcessedItem(counts.record, pixels.record)
 
+    def find_or_claim(self, item: str) -> ProcessedItem | Claim:
+        """Return an item, or a claim on the record that it lacks: make the item, and put it with that claim.
+
+        Waits while another process makes the item; after `timeout_s` the claim is not exclusive.
+        """
+        give_up = time.monotonic() + self._timeout_s
+        of_counts, of_pixels = keys_of(self._processor, item)
+        counts = self._hit_or_claim(of_counts, give_up, view=False)
+        if isinstance(counts, Claim):
+            return counts
+        pixels = self._hit_or_claim(of_pixels, give_up, view=self._view)
+        return pixels if isinstance(pixels, Claim) else ProcessedItem(counts.record, pixels.record)
+
     def get_or_process_counts(self, item: str, process: Callable[[], ProcessedItem]) -> Record:
         """Return the counts of an item; no pixels are read unless it has to be made.
 
@@ -124,6 +151,15 @@ class ProcessedItems:
 
         counts = self._client.get_or_compute(of_counts, make, tensors=self._tensors, timeout_s=self._timeout_s)
         return counts, made[0] if made else None
+
+    def _hit_or_claim(self, key: str, give_up: float, *, view: bool) -> Hit | Claim:
+        while True:
+            (found,) = self._client.claim_many([key], view=view, tensors=self._tensors)
+            if not isinstance(found, Pending):
+                return found
+            if time.monotonic() >= give_up:
+                return Claim(key)
+            wait_for_one(self._client, [key])
 
     def _make(self, process: Callable[[], ProcessedItem]) -> ProcessedItem:
         with self._lock:

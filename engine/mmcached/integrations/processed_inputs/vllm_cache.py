@@ -1,20 +1,24 @@
 """A processor cache for vLLM's render and API servers that shares items with all processes of the host.
 
     is_cached ──claim_many──> hit: cached │ claim: vLLM processes it here │ pending: wait for the other process
-    get_and_update_item ─────> hit: counts at once, pixels when they are read │ processed: put, the claim ends
+    get_and_update_item ─────> hit: counts at once, pixels when they are read │ processed: returned, and put meanwhile
 
 `MmcachedProcessorCache` stands before vLLM's own cache in the API process, and takes the items that can be shared. With
 `MultiModalProcessorOnlyCache` (`vllm launch render`, tokenize requests, servers with several API processes) it returns
 whole items; with a sender cache (servers with one API process) it returns handles, which the engine opens.
 
-Waits cannot deadlock: a process that holds a claim does not wait. Items that cannot be shared (named by a client, or no
-service) are left to vLLM's cache.
+A new item is answered as without this cache, and `ItemSaver` puts it into the store. Until that has ended it is found
+in this process. A sender cache and its engine keep new items too, as without this cache, and are asked first.
+
+Waits cannot deadlock: a request that holds a claim does not wait, and the saver waits for no claim. Items that cannot
+be shared (named by a client, or no service) are left to vLLM's cache.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +27,10 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
 from mmcached.cache.fingerprints import fingerprint
-from mmcached.client import Claim, Client, Hit, InvalidRequest
-from mmcached.integrations.processed_inputs.items import ProcessedItem, keys_of
+from mmcached.client import Claim, Client, Hit
+from mmcached.client.saver import NotKept
+from mmcached.integrations.processed_inputs.item_saver import ItemSaver
+from mmcached.integrations.processed_inputs.items import ProcessedItem, keys_of, wait_for_one
 from mmcached.integrations.processed_inputs.vllm_handles import HANDLE, LentPixels
 from mmcached.integrations.processed_inputs.vllm_items import (
     Elements,
@@ -32,6 +38,7 @@ from mmcached.integrations.processed_inputs.vllm_items import (
     NotPlain,
     Updates,
     elements_of,
+    item_bytes,
     to_processed,
     updates_of,
 )
@@ -41,12 +48,16 @@ from mmcached.integrations.vllm.keys import says_what_it_is
 
 MAX_CLAIM_S = 10.0
 """The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
-_POLL_S = 0.005
-_POLLS = 50
-"""Number of polls before the claims are asked for again."""
+MAX_NAMED = 4096
+"""Names whose content is remembered before those are dropped that have left vLLM's cache."""
 _CALL_S = 1.0
 
 _LOG = logging.getLogger("vllm.mmcached")
+
+_New = tuple[MultiModalKwargsItem, Updates]
+"""An item that vLLM has processed."""
+_Named = tuple[str, _New]
+"""The same with vLLM's hash of it."""
 
 
 class PixelsNotKept(Exception):
@@ -66,7 +77,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
     Attributes:
         num_hits: Items that were found.
         num_processed: Items that vLLM has processed here.
-        num_not_shared: Processed items that are kept only in this process.
+        num_not_shared: Processed items that other processes cannot find.
         named: The named items of a request.
     """
 
@@ -85,7 +96,6 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self.num_hits = self.num_processed = self.num_not_shared = 0
         self._own = MultiModalProcessorOnlyCache(model_config) if own is None else own
         self._lent = None if isinstance(self._own, MultiModalProcessorOnlyCache) else LentPixels(clock)
-        self.named = NamedItems(client)
         self._has_named = has_named
         self._contents: dict[str, str] = {}  # by vLLM's hash, which is a uuid for named items
         self._client = client
@@ -93,6 +103,13 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._clock = clock
         self._wait = wait
         self._processor = fingerprint(processor_parts(model_config, client))
+        self._lost: deque[_Named] = deque()
+        self._saver: ItemSaver[_Named] = ItemSaver(client, self._processor, self._note_lost, counts_only=counts_only)
+        self.named = NamedItems(client, self._saver, lambda content: keys_of(self._processor, content)[0])
+        self._named_in_own: dict[str, str] = {}  # content of a name when vLLM's sender cache got its item
+        self._max_named = MAX_NAMED
+        self._stale: set[str] = set()  # names that vLLM's sender cache may have with other content
+        self._made: dict[str, _New] = {}  # by content: items of this process that are not in the store yet
         self._hits: dict[str, tuple[Hit, Hit | None]] = {}  # by content, as are claims
         self._claims: dict[str, tuple[Claim, float]] = {}
         self._reported = CacheInfo(0, 0)
@@ -100,42 +117,49 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether an item was found or sent recently; vLLM asks this in other threads, and `is_cached` first."""
         is_lent = self._lent is not None and mm_hash in self._lent
-        return is_lent or self._is_hit(mm_hash) or self._own.is_cached_item(mm_hash)
+        return is_lent or self._is_known(mm_hash)
 
     def is_cached(self, mm_hashes: list[str]) -> list[bool]:
         self._drop_old_claims()
         names = dict.fromkeys(mm_hashes)
         self._contents |= {each: each for each in names if says_what_it_is(each) and each not in self.named}
         if self._has_named:
-            self._find_named([each for each in names if each in self.named])
-        self._look([each for each in map(self._contents.get, names) if each is not None and each not in self._hits])
-        return [self._is_hit(each) or self._own.is_cached_item(each) for each in mm_hashes]
+            for name in names:
+                if name in self.named:
+                    self._find_named(name)
+        missing = [name for name in names if name in self._contents and not self._is_known(name)]
+        for name in missing:
+            made = self._saver.get(self._contents[name])
+            if made is not None:
+                self._made[self._contents[name]] = made[1]
+        self._keep_lost()  # after the look into the saver: a lost item is in one of both
+        self._look([self._contents[name] for name in missing if not self._is_known(name)])
+        return [self._is_known(each) for each in mm_hashes]
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        if not self._is_hit(mm_hash):
+        if not self._is_found(mm_hash):
             self._own.touch_sender_cache_item(mm_hash)
 
-    def get_and_update_item(
-        self, mm_item: tuple[MultiModalKwargsItem, Updates] | None, mm_hash: str
-    ) -> tuple[MultiModalKwargsItem | None, Updates]:
+    def get_and_update_item(self, mm_item: _New | None, mm_hash: str) -> tuple[MultiModalKwargsItem | None, Updates]:
+        content = self._contents.get(mm_hash)
         if mm_item is None:
             self.num_hits += 1
-            if self._is_hit(mm_hash):
-                self.named.bind(mm_hash)
-                return self._found(mm_hash, *self._hits[self._contents[mm_hash]])
-            return self._own.get_and_update_item(None, mm_hash)  # type: ignore[no-any-return]
-        self.num_processed += 1
-        content = self._contents.get(mm_hash)
-        processed = None if content is None else self._share(content, mm_item)
-        if processed is not None:
+            if content is None or not self._is_found(mm_hash):
+                return self._own.get_and_update_item(None, mm_hash)  # type: ignore[no-any-return]
             self.named.bind(mm_hash)
-        if processed is None or content is None:
+            if content in self._hits:
+                return self._found(mm_hash, *self._hits[content])
+            return self._whole(mm_hash, self._made[content])
+        self.num_processed += 1
+        if content is None or not self.named.is_content(mm_hash, content):
             self.num_not_shared += 1
-        elif self._lent is None:
-            return mm_item
-        elif (sent := self._lend_new(self._lent, mm_hash, content, mm_item[0], processed)) is not None:
-            return sent, mm_item[1]
-        return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
+            return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
+        claim, _ = self._claims.pop(content, (None, 0.0))
+        self._saver.save(content, (mm_hash, mm_item), item_bytes(mm_item[0]), _to_processed, claim)
+        self.named.bind(mm_hash)
+        if mm_hash in self.named:
+            self._note_named_in_own(mm_hash, content)
+        return self._whole(mm_hash, mm_item)
 
     def invalidate(self, mm_hash: str) -> None:
         """Called when the engine lacks an item that was sent without its data."""
@@ -152,6 +176,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
     def begin_request(self) -> None:
         """Forget the last request, if it failed or vLLM has not called `release_sender_touches` (before 0.32)."""
         self._hits.clear()
+        self._made.clear()
         self._contents.clear()
         self.named.forget()
         for claim, _ in self._claims.values():
@@ -174,8 +199,14 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             self._reported = now
         return stats
 
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until new items have been put; return whether that is so."""
+        return self._saver.drain(timeout_s)
+
     def close(self) -> None:
+        """Drop items that wait to be put, and end a put in progress."""
         self.begin_request()
+        self._saver.close()
         if self._lent is not None:
             self._lent.end_all()
         self._own.close()
@@ -183,21 +214,34 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
 
     # ---- how
 
-    def _is_hit(self, mm_hash: str) -> bool:
-        return self._contents.get(mm_hash) in self._hits
+    def _is_found(self, mm_hash: str) -> bool:
+        content = self._contents.get(mm_hash)
+        return content in self._hits or content in self._made
 
-    def _find_named(self, names: list[str]) -> None:
-        """Note the contents of named items. An item without data is not claimed: it cannot be processed here."""
-        for name in names:
-            content, has_data = self.named.content_of(name)
-            self._contents.pop(name, None)
-            counts = None
-            if content is not None and not has_data and content not in self._hits:
-                counts = self._client.get(keys_of(self._processor, content)[0], view=True)
-            if counts is not None and content is not None:
-                self._note(content, counts)
-            if content is not None and (has_data or content in self._hits):
-                self._contents[name] = content
+    def _is_known(self, mm_hash: str) -> bool:
+        return self._is_found(mm_hash) or (mm_hash not in self._stale and self._own.is_cached_item(mm_hash))
+
+    def _find_named(self, name: str) -> None:
+        """Note the content of a named item. An item without data is not claimed: it cannot be processed here."""
+        content, counts = self.named.content_of(name)
+        self._contents.pop(name, None)
+        if self._named_in_own.get(name, content) != content:  # the name was forgotten, or has other content now
+            del self._named_in_own[name]
+            self._own.invalidate(name)  # vLLM's cache of type shm keeps it
+            self._stale.add(name)
+        if content is None:
+            return
+        if counts is not None and content not in self._hits and not self._is_known(name):
+            self._note(content, counts)
+        if self.named.has_data(name) or content in self._hits or self._saver.get(content) is not None:
+            self._contents[name] = content
+
+    def _note_named_in_own(self, name: str, content: str) -> None:
+        if len(self._named_in_own) >= self._max_named:
+            kept = {each: of for each, of in self._named_in_own.items() if self._own.is_cached_item(each)}
+            self._named_in_own, self._max_named = kept, max(MAX_NAMED, 2 * len(kept))
+            self._stale = {each for each in self._stale if self._own.is_cached_item(each)}
+        self._named_in_own[name] = content
 
     def _look(self, mm_hashes: list[str]) -> None:
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
@@ -217,15 +261,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             if self._claims or self._clock() >= give_up:
                 return
             missing = pending
-            self._wait_for_one(missing)
-
-    def _wait_for_one(self, mm_hashes: list[str]) -> None:
-        """Return when an item is in the store, or after `_POLLS` polls: the process that makes them may have died."""
-        keys = [keys_of(self._processor, each)[0] for each in mm_hashes]
-        for _ in range(_POLLS if keys else 0):
-            if any(self._client.contains_many(keys, timeout_s=_CALL_S)):
-                return
-            self._wait(_POLL_S)
+            wait_for_one(self._client, [keys_of(self._processor, each)[0] for each in missing], self._wait)
 
     def _note(self, mm_hash: str, counts: Hit) -> None:
         # The lease keeps the pixels readable for later; nothing is read of them here.
@@ -249,33 +285,35 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             else self._own.get_and_update_item((LazyItem(fields, load), updates), mm_hash)
         )
 
-    def _lend_new(
-        self, lent: LentPixels, mm_hash: str, content: str, item: MultiModalKwargsItem, processed: ProcessedItem
-    ) -> MultiModalKwargsItem | None:
-        """Return an item that was just put, with a handle; None if its record has no lease."""
-        (pixels,) = self._client.get_many([keys_of(self._processor, content)[1]], view=True, counts=False)
-        counts = {name: element for name, element in item.items() if name not in processed.pixels}
-        return None if pixels is None else lent.lend(mm_hash, counts, pixels)
+    def _whole(self, mm_hash: str, made: _New) -> tuple[MultiModalKwargsItem | None, Updates]:
+        """Return a shared item that was made here: as a whole, unless the engine has it in vLLM's cache."""
+        if self._lent is None or (mm_hash in self._stale and self._own.is_cached_item(mm_hash)):
+            return made
+        self._stale.discard(mm_hash)
+        return self._own.get_and_update_item(made, mm_hash)  # type: ignore[no-any-return]
 
-    def _share(self, mm_hash: str, mm_item: tuple[MultiModalKwargsItem, Updates]) -> ProcessedItem | None:
-        """Put an item; return its records if other processes can find it."""
-        of_counts, of_pixels = keys_of(self._processor, mm_hash)
-        claim, _ = self._claims.pop(mm_hash, (None, 0.0))
-        try:
-            processed = to_processed(*mm_item)
-            if self._counts_only or self._client.put(of_pixels, processed.pixels, timeout_s=_CALL_S):
-                taken, claim = claim, None
-                if self._client.put(of_counts, processed.counts, claim=taken, timeout_s=_CALL_S):
-                    return processed
-        except (NotPlain, InvalidRequest) as error:
-            _LOG.debug("%s is not shared: %s", mm_hash, error)
-        finally:
-            if claim is not None:
-                claim.drop()
-        return None
+    def _note_lost(self, content: str, item: _Named) -> None:
+        """Note an item that was not put; the saver calls this in its thread."""
+        self._lost.append(item)
+
+    def _keep_lost(self) -> None:
+        """Leave items that were not put to vLLM's cache; a sender cache has them already."""
+        while self._lost:
+            mm_hash, mm_item = self._lost.popleft()
+            self.num_not_shared += 1
+            if self._lent is None:
+                self._own.get_and_update_item(mm_item, mm_hash)
 
     def _drop_old_claims(self) -> None:
         for mm_hash, (claim, made_at) in list(self._claims.items()):
             if self._clock() - made_at > MAX_CLAIM_S:
                 claim.drop()
                 del self._claims[mm_hash]
+
+
+def _to_processed(item: _Named) -> ProcessedItem:
+    mm_hash, mm_item = item
+    try:
+        return to_processed(*mm_item)
+    except NotPlain as error:
+        raise NotKept(f"{mm_hash}: {error}") from error

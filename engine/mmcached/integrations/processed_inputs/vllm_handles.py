@@ -23,9 +23,7 @@ from vllm.multimodal.inputs import (
 )
 
 from mmcached.client import Client, Hit, InvalidRequest
-from mmcached.integrations.processed_inputs.vllm_items import Elements, LazyItem, elements_of
-from mmcached.shm.store.codec import leaves_of
-from mmcached.shm.store.tensor_bytes import dense_bytes, is_tensor
+from mmcached.integrations.processed_inputs.vllm_items import Elements, LazyItem, elements_of, fields_bytes
 
 HANDLE = "mmcached_pixels"
 """Name of the field that stands for an item's pixels."""
@@ -66,7 +64,7 @@ class LentPixels:
         if token is None or self.is_paused:
             return None
         self._end(mm_hash)
-        num_bytes = sum(dense_bytes(leaf) for _, leaf in leaves_of(pixels.record) if is_tensor(leaf))
+        num_bytes = fields_bytes(pixels.record)
         self._lent[mm_hash] = pixels, num_bytes, self._clock()
         self._num_bytes += num_bytes
         handle = MultiModalFieldElem(data=[*token.encode("ascii")], field=MultiModalBatchedField())

@@ -168,6 +168,16 @@ def _data(plain: Any) -> Any:
     return [_data(each) for each in plain] if isinstance(plain, list) else plain
 
 
+def item_bytes(item: MultiModalKwargsItem) -> int:
+    """Return the size of an item's data in bytes."""
+    return sum(_nbytes(element.data) for element in item.values())
+
+
+def fields_bytes(fields: Record) -> int:
+    """Return the size in bytes of the data of an item's fields in a record."""
+    return sum(_nbytes(plain["data"]) for plain in fields.values())
+
+
 def _nbytes(data: Any) -> int:
     if isinstance(data, torch.Tensor):
         return data.nbytes

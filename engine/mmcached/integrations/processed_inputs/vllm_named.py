@@ -16,17 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmcached.client import Client, InvalidRequest
+from mmcached.cache.aliases import CONTENT, content_in, is_digest
+from mmcached.client import Client, Hit, InvalidRequest
+from mmcached.client.media_names import checked_name
+from mmcached.integrations.processed_inputs.item_saver import ItemSaver
 
 _CALL_S = 1.0
 _LOG = logging.getLogger("vllm.mmcached")
 
 
 class NamedItems:
-    """The named items of one request at a time. Used by one thread."""
+    """The named items of one request at a time. Used by one thread.
 
-    def __init__(self, client: Client) -> None:
+    Args:
+        saver: Puts bindings, after the items that they name.
+        key: Makes the key of an item's counts from the hash of its content.
+    """
+
+    def __init__(self, client: Client, saver: ItemSaver[Any], key: Callable[[str], str]) -> None:
         self._client = client
+        self._saver = saver
+        self._key = key
         self._model = ""
         self._names: dict[str, Callable[[], str] | None] = {}
         self._unbound: dict[str, str] = {}
@@ -60,27 +70,40 @@ class NamedItems:
                 elif uuid is not None:
                     self._names.setdefault(mm_hash, None)
 
-    def content_of(self, name: str) -> tuple[str | None, bool]:
-        """Return the hash of a named item's content, None if it is unknown; and whether the request has its data."""
+    def has_data(self, name: str) -> bool:
+        """Return whether the request has the data of a named item."""
+        return self._names[name] is not None
+
+    def content_of(self, name: str) -> tuple[str | None, Hit | None]:
+        """Return the hash of a named item's content, None if it is unknown; and the counts of the item, if it is known.
+
+        If the request has the data of an item whose name is not bound, the data are hashed.
+        """
         hash_content = self._names[name]
         try:
-            found = self._client.resolve(self._alias(name), timeout_s=_CALL_S)
+            queued = self._saver.record_of(checked_name(self._alias(name)))
+            if queued is not None and (content := content_in(queued)) is not None:
+                return content, self._client.get(self._key(content), view=True, timeout_s=_CALL_S)
+            found = self._client.resolve(self._alias(name), self._key, view=True, timeout_s=_CALL_S)
         except InvalidRequest:  # such as a name that is too long
-            return None, hash_content is not None
-        if found is not None or hash_content is None:
-            return None if found is None else found.content, hash_content is not None
+            return None, None
+        if found is not None:
+            return found.content, found.hit
+        if hash_content is None:
+            return None, None
         self._unbound[name] = hash_content()
-        return self._unbound[name], True
+        return self._unbound[name], None
+
+    def is_content(self, name: str, content: str) -> bool:
+        """Return whether the data that came with a named item have this hash; True for an item without a name."""
+        hash_content = self._names.get(name)
+        return hash_content is None or hash_content() == content
 
     def bind(self, name: str) -> None:
-        """Bind a name to the content that was hashed here, if it was not bound; its item is in the store now."""
+        """Bind a name to the content that was hashed here, if it was not bound, once the item has been put."""
         content = self._unbound.pop(name, None)
-        if content is None:
-            return
-        try:
-            self._client.bind(self._alias(name), content, timeout_s=_CALL_S)
-        except InvalidRequest as error:
-            _LOG.debug("%s is not bound: %s", name, error)
+        if is_digest(content):
+            self._saver.save_record(checked_name(self._alias(name)), {CONTENT: content})
 
     def forget(self) -> None:
         """Forget the request's items."""

@@ -2,6 +2,7 @@
 
     SGLang's processor ──looks for an artifact──> SharedPreprocessCache ──> its own ──miss──> `SharedArtifacts.find`
                        ──makes missing ones────> `SharedArtifacts.make` ──claim──> processed here, or found later
+                                                                        processed: returned, and put meanwhile
 
 An *artifact* is what SGLang keeps of one picture between requests: the tensor that the tower reads, and the grid that
 the prompt depends on. Its key is SGLang's, of the file's content and of the options, and so is the hash that the item
@@ -16,16 +17,23 @@ import dataclasses
 import logging
 import pkgutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from sglang.srt.multimodal.cache import MultimodalPreprocessCache, build_processor_fingerprint
+from sglang.srt.multimodal.cache import (
+    MultimodalPreprocessCache,
+    build_processor_fingerprint,
+    estimate_cache_size_bytes,
+)
 from sglang.srt.multimodal.media_artifacts.base import MediaArtifact, MediaArtifactCacheMixin, MediaArtifactInput
 from sglang.srt.runtime_context import get_device, get_mm, get_model
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.cache.output_names import PACKAGES
-from mmcached.client import Client, InvalidRequest
+from mmcached.client import Claim, Client, InvalidRequest
+from mmcached.client.saver import NotKept
+from mmcached.integrations.processed_inputs.item_saver import ItemSaver
 from mmcached.integrations.processed_inputs.items import ProcessedItem, ProcessedItems
 from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.identity import OF_MODEL, OF_PROCESSOR, files_of_processor
@@ -37,16 +45,12 @@ TIMEOUT_S = 0.25
 WAIT_S = 10.0
 """The longest wait for another process that makes an artifact."""
 NUM_WAITING = 16
-"""Artifacts that are made or waited for at the same time."""
+"""Artifacts that are claimed or waited for at the same time."""
 _OF_SGLANG = "sglang.srt.multimodal."
 
 _LOG = logging.getLogger("mmcached.sglang")
 
 Make = Callable[[Sequence[MediaArtifactInput]], Coroutine[Any, Any, list[MediaArtifact]]]
-
-
-class _NotShared(Exception):
-    """An artifact that has no form in records."""
 
 
 class SharedArtifacts:
@@ -55,14 +59,22 @@ class SharedArtifacts:
     Args:
         client: A client that fails open.
         processor: All that an artifact depends on beside its key, as JSON values.
+
+    Attributes:
+        keep: Called with the key of an artifact, and the artifact, if the store does not keep it; in any thread.
     """
 
     def __init__(self, client: Client, processor: Mapping[str, Any]) -> None:
+        self.keep: Callable[[str, MediaArtifact], object] = lambda key, artifact: None
         self._items = ProcessedItems(client, processor, view=True, timeout_s=WAIT_S)
+        self._saver: ItemSaver[MediaArtifact] = ItemSaver(client, fingerprint(processor), self._lose)
         self._threads = ThreadPoolExecutor(NUM_WAITING, thread_name_prefix="mmcached-artifacts")
 
     def find(self, key: str) -> MediaArtifact | None:
-        """Return an artifact whose tensors lie in the store: read them, never write."""
+        """Return an artifact whose tensors lie in the store, or soon will: read them, never write."""
+        made = self._saver.get(key)
+        if made is not None:
+            return made
         found = self._items.find(key)
         return None if found is None else _artifact_of(key, found)
 
@@ -72,44 +84,76 @@ class SharedArtifacts:
         Args:
             own: SGLang's way to make artifacts; runs in this event loop.
         """
-        loop = asyncio.get_running_loop()
-        calls = [loop.run_in_executor(self._threads, self._find_or_make, own, entry, loop) for entry in entries]
-        return list(await asyncio.gather(*calls))
+        # Each is claimed and made by itself: a claim is never held while another one is waited for.
+        return list(await asyncio.gather(*(self._find_or_make(own, entry) for entry in entries)))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until new artifacts have been put; return whether that is so."""
+        return self._saver.drain(timeout_s)
 
     def close(self) -> None:
-        """Wait for the artifacts that are being made; the client stays open."""
+        """Wait for claims, and drop artifacts that wait to be put; the client stays open."""
         self._threads.shutdown()
+        self._saver.close()
 
-    def _find_or_make(self, own: Make, entry: MediaArtifactInput, loop: asyncio.AbstractEventLoop) -> MediaArtifact:
-        made: list[MediaArtifact] = []
-
-        def make_here() -> None:
-            made.extend(asyncio.run_coroutine_threadsafe(own([entry]), loop).result())
-
-        def process() -> ProcessedItem:
-            make_here()
-            return _processed_of(made[0])
-
-        found: MediaArtifact | None = None
+    async def _find_or_make(self, own: Make, entry: MediaArtifactInput) -> MediaArtifact:
+        key = entry.artifact_key
+        asked = self._threads.submit(self._find_or_claim, entry)
         try:
-            # Other threads and processes wait only while this one is processing, so no two can wait for each other.
-            found = _artifact_of(entry.artifact_key, self._items.get_or_process(entry.artifact_key, process))
-        except (_NotShared, InvalidRequest) as error:
-            _LOG.debug("%s is not shared: %s", entry.artifact_key, error)
-        if not made and (found is None or found.content_digest != entry.content_digest):
-            make_here()
-        return made[0] if made else found
+            found = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(_drop_claim)
+            raise
+        if not isinstance(found, Claim | None):
+            return found
+        try:
+            (made,) = await own([entry])
+            num_bytes = estimate_cache_size_bytes(made)
+        except BaseException:
+            if found is not None:
+                found.drop()
+            raise
+        if found is not None and num_bytes is not None:
+            self._saver.save(key, made, num_bytes, _processed_of, found)
+        elif found is not None:
+            found.drop()
+        return made
+
+    def _lose(self, key: str, artifact: MediaArtifact) -> None:
+        self.keep(key, artifact)
+
+    def _find_or_claim(self, entry: MediaArtifactInput) -> MediaArtifact | Claim | None:
+        """Return an artifact, or a claim on it; None: make it, and do not put it."""
+        key = entry.artifact_key
+        made = self._saver.get(key)
+        if made is not None:
+            return made
+        try:
+            found = self._items.find_or_claim(key)
+        except InvalidRequest as error:
+            _LOG.debug("%s is not shared: %s", key, error)
+            return None
+        if isinstance(found, Claim):
+            return found
+        artifact = _artifact_of(key, found)
+        return artifact if artifact is not None and artifact.content_digest == entry.content_digest else None
+
+
+def _drop_claim(asked: Future[MediaArtifact | Claim | None]) -> None:
+    if not asked.cancelled() and isinstance(claim := asked.result(), Claim):
+        claim.drop()
 
 
 class SharedPreprocessCache(MultimodalPreprocessCache):
     """SGLang's cache of artifacts of one process, with the host's behind it.
 
-    Artifacts that the store has are not kept in the process as well.
+    Artifacts that the store has, or that wait to be put, are not kept in the process as well.
     """
 
     def __init__(self, own: MultimodalPreprocessCache, artifacts: SharedArtifacts) -> None:
         super().__init__(own.max_size_bytes, own.max_entries)
         self._artifacts = artifacts
+        artifacts.keep = self.keep
 
     @property
     def enabled(self) -> bool:
@@ -125,6 +169,10 @@ class SharedPreprocessCache(MultimodalPreprocessCache):
             found = found if found is not None and predicate(found) else None
             self.hits += found is not None
         return found
+
+    def keep(self, key: str, artifact: MediaArtifact) -> None:
+        """Keep an artifact as SGLang does."""
+        super().put(key, artifact.cache_value())
 
     def put(self, key: str, value: Any, size_bytes: int | None = None, **named: Any) -> bool:
         return self._artifacts.find(key) is None and bool(super().put(key, value, size_bytes, **named))
@@ -189,14 +237,14 @@ def _parts(processor: Any, files: str) -> dict[str, Any]:
 
 
 def _processed_of(artifact: MediaArtifact) -> ProcessedItem:
-    """Return an artifact as two records; raise `_NotShared` if plain values cannot represent it."""
+    """Return an artifact as two records; raise `NotKept` if plain values cannot represent it."""
     kept: Any = artifact.cache_value()
     kind = type(kept)
     if not kept.has_feature or not dataclasses.is_dataclass(kept) or not kind.__module__.startswith(_OF_SGLANG):
-        raise _NotShared(f"a {kind.__name__}")
+        raise NotKept(f"a {kind.__name__}")
     values = {field.name: getattr(kept, field.name) for field in dataclasses.fields(kept)}
     if not all(map(_is_plain, values.values())):
-        raise _NotShared(f"a {kind.__name__} with other than plain values")
+        raise NotKept(f"a {kind.__name__} with other than plain values")
     feature = values.pop("feature")
     del values["artifact_key"]
     return ProcessedItem({"class": f"{kind.__module__}:{kind.__qualname__}", "values": values}, {"feature": feature})

@@ -76,6 +76,11 @@ class Claim:
         """Whether other callers that ask for the key wait for this claim to end, as far as this client knows."""
         return self._grant is not None and self._grant.token != 0
 
+    @property
+    def store_epoch(self) -> int | None:
+        """Store epoch at the time of the claim; None once it has ended, or without a service."""
+        return None if self._grant is None else self._grant.store_epoch
+
     def cost_s(self) -> float:
         """Return the seconds that this claim has taken so far; 0.0 once it has ended."""
         grant = self._grant
