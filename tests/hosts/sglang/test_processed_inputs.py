@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from sglang.srt.utils import ImageData
 from transformers import AutoProcessor
 
 from mmcached.client import Client
+from mmcached.integrations.processed_inputs import item_saver
 from mmcached.integrations.sglang import processed_inputs
 from mmcached.integrations.sglang.processed_inputs import SharedArtifacts, share
 from tests.hosts.prompts import image
@@ -192,10 +195,12 @@ def test_other_files_of_the_processor_have_other_artifacts(make: Make, checkpoin
 
 def test_a_trusted_content_hash_names_a_file_that_is_not_opened(make: Make, tmp_path: Path) -> None:
     path, digest = file_of(1, tmp_path)
-    first = make(trust_mm_content_hashes=True).run(str(path), mm_content_hashes=[digest])
+    first = make(trust_mm_content_hashes=True)
+    said = first.run(str(path), mm_content_hashes=[digest])
+    first.drain()
     path.unlink()
     second = make(trust_mm_content_hashes=True)
-    assert same(second.run(str(path), mm_content_hashes=[digest]), first)
+    assert same(second.run(str(path), mm_content_hashes=[digest]), said)
     assert second.num_processed == 0
 
 
@@ -255,8 +260,70 @@ def test_a_store_that_dies_while_a_picture_is_processed(make: Make, store: LoneF
     store.start()
 
 
+def stop_before_processing(server: Server, store: LoneFrontend) -> None:
+    """Stop the store when this server has a claim, before it processes."""
+    prepare = server.mm_processor.prepare_artifact_batch
+
+    def stop_and_prepare(entries: list[Any], **named: Any) -> Any:
+        os.kill(store.process.pid, signal.SIGSTOP)
+        return prepare(entries, **named)
+
+    server.mm_processor.prepare_artifact_batch = stop_and_prepare
+
+
+def test_the_answer_does_not_wait_for_the_store(
+    make: Make, store: LoneFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_saver, "PUT_S", DEADLINE_S)
+    said = make(shared=False, mm_preprocess_cache_size_mb=16).run(picture(1))
+    server, other = make(), make()
+    stop_before_processing(server, store)
+    try:
+        assert same(server.run(picture(1)), said)
+        assert server.artifacts is not None
+        assert not server.artifacts.drain(0), "the store has not answered"
+        assert same(server.run(picture(1)), said)
+        assert server.num_processed == 1
+    finally:
+        os.kill(store.process.pid, signal.SIGCONT)
+    server.drain()
+    assert same(other.run(picture(1)), said)
+    assert other.num_processed == 0
+
+
+def test_a_store_that_is_killed_during_a_put(make: Make, store: LoneFrontend) -> None:
+    """What it has not kept stays in the process, as SGLang keeps it."""
+    said = make(shared=False, mm_preprocess_cache_size_mb=16).run(picture(1))
+    server = make(mm_preprocess_cache_size_mb=16)
+    stop_before_processing(server, store)
+    assert same(server.run(picture(1)), said)
+    store.kill()
+    server.drain()
+    assert len(server.mm_processor.mm_preprocess_cache) == 1
+    assert same(server.run(picture(1)), said)
+    assert server.num_processed == 1
+    store.start()
+    assert same(make().run(picture(1)), said)
+
+
+def test_a_server_that_ends_leaves_its_pictures_to_others(
+    make: Make, store: LoneFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(item_saver, "DELAY_S", DEADLINE_S)
+        server = make()
+    said = server.run(picture(1))
+    assert server.artifacts is not None
+    server.artifacts.close()
+    other = make()
+    assert same(other.run(picture(1)), said)
+    assert other.num_processed == 1
+
+
 def test_records_of_another_form_are_misses(make: Make, store: LoneFrontend) -> None:
-    said = make().run(picture(1))
+    first = make()
+    said = first.run(picture(1))
+    first.drain()
     with Client(store.directory.path, fail_open=False) as client:
         for key in [key for key in client.keys("processed-item/*") if key.endswith("/counts")]:
             client.put(key, {"class": "os:system", "values": {}}, overwrite=True)

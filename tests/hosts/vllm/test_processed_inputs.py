@@ -29,9 +29,10 @@ from vllm.multimodal.processing.processor import (
 )
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client
+from mmcached.client import Claim, Client, Pending
 from mmcached.integrations.processed_inputs import vllm_plugin
-from mmcached.integrations.processed_inputs.vllm_cache import MmcachedProcessorCache, PixelsNotKept
+from mmcached.integrations.processed_inputs.items import keys_of
+from mmcached.integrations.processed_inputs.vllm_cache import NUM_QUICK, MmcachedProcessorCache, PixelsNotKept
 from mmcached.integrations.processed_inputs.vllm_items import (
     SMALL_BYTES,
     LazyItem,
@@ -40,6 +41,7 @@ from mmcached.integrations.processed_inputs.vllm_items import (
     to_processed,
     updates_of,
 )
+from tests.clock import Clock
 from tests.hosts.vllm.processing import Server, digest, picture, summary
 
 DEADLINE_S = 60.0
@@ -157,6 +159,35 @@ def test_counts_alone_are_never_taken_for_an_item(model: Path, run_dir: Path) ->
         assert torch.equal(found["grid"].data, item()["grid"].data)
         with pytest.raises(PixelsNotKept):
             dict(found)
+        cache.close()
+
+
+def test_items_that_are_made_quickly_are_not_claimed(model: Path, run_dir: Path) -> None:
+    """A claim is a message, and whoever is told to wait for it waits longer than such an item takes."""
+    clock = Clock()
+    hashes = [f"{number:064x}" for number in range(1, NUM_QUICK + 3)]
+    with Client(run_dir) as other:
+        cache = MmcachedProcessorCache(Server(model, None).config, Client(run_dir), clock=clock)
+        assert cache.is_cached(hashes[:1]) == [False]
+        key = keys_of(cache._processor, hashes[0])[0]
+        assert other.claim_many([key]) == [Pending(key)]
+        for mm_hash in hashes[:NUM_QUICK]:
+            cache.is_cached([mm_hash])
+            clock.now += 0.001
+            cache.get_and_update_item((item(), []), mm_hash)
+            cache.release_sender_touches()
+        assert cache.is_cached(hashes[-2:]) == [False, False]
+        key = keys_of(cache._processor, hashes[-2])[0]
+        (claim,) = other.claim_many([key])
+        assert isinstance(claim, Claim)
+        claim.drop()
+        clock.now += 0.1
+        cache.get_and_update_item((item(), []), hashes[-2])
+        assert cache.drain(DEADLINE_S)
+        cache.release_sender_touches()
+        assert cache.is_cached(hashes[-2:]) == [True, False]
+        key = keys_of(cache._processor, hashes[-1])[0]
+        assert other.claim_many([key]) == [Pending(key)]
         cache.close()
 
 

@@ -22,7 +22,8 @@ from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Claim, Client, Hit, Pending
 from mmcached.shm.store.codec import Library, Record
 
-_POLL_S = 0.005
+POLL_S = 0.005
+"""The shortest wait for an item that another process makes."""
 _POLLS = 50
 """Number of polls before claims are asked for again."""
 _CALL_S = 1.0
@@ -55,7 +56,7 @@ def wait_for_one(client: Client, keys: Sequence[str], wait: Callable[[float], ob
     for _ in range(_POLLS if keys else 0):
         if any(client.contains_many(keys, timeout_s=_CALL_S)):
             return
-        wait(_POLL_S)
+        wait(POLL_S)
 
 
 class ProcessedItems:

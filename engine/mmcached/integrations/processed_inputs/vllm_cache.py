@@ -1,6 +1,7 @@
 """A processor cache for vLLM's render and API servers that shares items with all processes of the host.
 
     is_cached ──claim_many──> hit: cached │ claim: vLLM processes it here │ pending: wait for the other process
+        └──────get_many, while items are processed faster than a claim would pay
     get_and_update_item ─────> hit: counts at once, pixels when they are read │ processed: returned, and put meanwhile
 
 `MmcachedProcessorCache` stands before vLLM's own cache in the API process, and takes the items that can be shared. With
@@ -30,7 +31,7 @@ from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Claim, Client, Hit
 from mmcached.client.saver import NotKept
 from mmcached.integrations.processed_inputs.item_saver import ItemSaver
-from mmcached.integrations.processed_inputs.items import ProcessedItem, keys_of, wait_for_one
+from mmcached.integrations.processed_inputs.items import POLL_S, ProcessedItem, keys_of, wait_for_one
 from mmcached.integrations.processed_inputs.vllm_handles import HANDLE, LentPixels
 from mmcached.integrations.processed_inputs.vllm_items import (
     Elements,
@@ -48,6 +49,8 @@ from mmcached.integrations.vllm.keys import says_what_it_is
 
 MAX_CLAIM_S = 10.0
 """The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
+NUM_QUICK = 8
+"""Items that must have been processed in less than `POLL_S`, one after the other, before new ones are not claimed."""
 MAX_NAMED = 4096
 """Names whose content is remembered before those are dropped that have left vLLM's cache."""
 _CALL_S = 1.0
@@ -109,6 +112,9 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._named_in_own: dict[str, str] = {}  # content of a name when vLLM's sender cache got its item
         self._max_named = MAX_NAMED
         self._stale: set[str] = set()  # names that vLLM's sender cache may have with other content
+        self._looked_at = 0.0
+        self._num_looked = 0
+        self._took_s: deque[float] = deque(maxlen=NUM_QUICK)
         self._made: dict[str, _New] = {}  # by content: items of this process that are not in the store yet
         self._hits: dict[str, tuple[Hit, Hit | None]] = {}  # by content, as are claims
         self._claims: dict[str, tuple[Claim, float]] = {}
@@ -134,7 +140,9 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
                 self._made[self._contents[name]] = made[1]
         self._keep_lost()  # after the look into the saver: a lost item is in one of both
         self._look([self._contents[name] for name in missing if not self._is_known(name)])
-        return [self._is_known(each) for each in mm_hashes]
+        known = [self._is_known(each) for each in mm_hashes]
+        self._looked_at, self._num_looked = self._clock(), known.count(False)
+        return known
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         if not self._is_found(mm_hash):
@@ -151,6 +159,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
                 return self._found(mm_hash, *self._hits[content])
             return self._whole(mm_hash, self._made[content])
         self.num_processed += 1
+        self._note_time()
         if content is None or not self.named.is_content(mm_hash, content):
             self.num_not_shared += 1
             return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
@@ -247,11 +256,18 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
         give_up = self._clock() + MAX_CLAIM_S
         missing = mm_hashes
+        if self._is_quick():
+            keys = [keys_of(self._processor, each)[0] for each in missing]
+            found = self._client.get_many(keys, view=True, timeout_s=_CALL_S) if keys else []
+            for mm_hash, hit in zip(missing, found, strict=True):
+                if hit is not None:
+                    self._note(mm_hash, hit)
+            return
         while missing:
             pending = []
             by_key = {keys_of(self._processor, each)[0]: each for each in missing if each not in self._claims}
-            found = self._client.claim_many(list(by_key), view=True, timeout_s=_CALL_S) if by_key else []
-            for mm_hash, each in zip(by_key.values(), found, strict=True):
+            asked = self._client.claim_many(list(by_key), view=True, timeout_s=_CALL_S) if by_key else []
+            for mm_hash, each in zip(by_key.values(), asked, strict=True):
                 if isinstance(each, Claim):
                     self._claims[mm_hash] = each, self._clock()
                 elif isinstance(each, Hit):
@@ -262,6 +278,14 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
                 return
             missing = pending
             wait_for_one(self._client, [keys_of(self._processor, each)[0] for each in missing], self._wait)
+
+    def _is_quick(self) -> bool:
+        """Return whether vLLM processes an item in less time than a wait for another process would take."""
+        return len(self._took_s) == NUM_QUICK and max(self._took_s) < POLL_S
+
+    def _note_time(self) -> None:
+        """Note the time that a new item took, an equal share of its request's; called once for each of them."""
+        self._took_s.append((self._clock() - self._looked_at) / max(self._num_looked, 1))
 
     def _note(self, mm_hash: str, counts: Hit) -> None:
         # The lease keeps the pixels readable for later; nothing is read of them here.
