@@ -23,14 +23,14 @@ from mmcached.wire.vocabulary import MODALITIES, Modality
 
 Kind = Literal["encoder", "processor", "other"]
 
-_KEYS: tuple[tuple[str, Kind, str], ...] = (
-    ("encoder/", "encoder", NO_MODALITY),  # of the service; of adapters, where the key has no modality
-    ("conditioning/", "encoder", NO_MODALITY),  # of diffusers' pipelines
-    ("processed/", "processor", "image"),  # of Transformers' image processors
-    ("processed-item/", "processor", NO_MODALITY),  # of vLLM's API servers, and so the next
-    ("decoded-film/", "processor", "video"),
-)
-"""Begin of the keys of a kind, with the kind and the modality."""
+_OF_KEYS: dict[str, tuple[Kind, str]] = {
+    "encoder": ("encoder", NO_MODALITY),  # of the service; of adapters, where the key has no modality
+    "conditioning": ("encoder", NO_MODALITY),  # of diffusers' pipelines
+    "processed": ("processor", "image"),  # of Transformers' image processors
+    "processed-item": ("processor", NO_MODALITY),  # of vLLM's API servers, and so the next
+    "decoded-film": ("processor", "video"),
+}
+"""Kind and modality by the first part of a key."""
 _PLACES = tuple(product(("encoder", "processor", "other"), (*MODALITIES, NO_MODALITY)))
 _PLACE = {place: index for index, place in enumerate(_PLACES)}
 _BITS = 4
@@ -92,7 +92,8 @@ class SavedSeconds:
 def _place_of(tenant: str, key: str) -> tuple[str, str]:
     if tenant == ITEMS_TENANT:
         return "processor", NO_MODALITY
-    if key.startswith("encoder/") and (modality := "".join(key.split("/", 3)[2:-1])) in MODALITIES:
-        return "encoder", modality
-    found = ((kind, modality) for begin, kind, modality in _KEYS if key.startswith(begin))
-    return next(found, ("other", NO_MODALITY))
+    first, *parts = key.split("/", 3)
+    found = _OF_KEYS.get(first) if parts else None
+    if found is None:
+        return "other", NO_MODALITY
+    return (found[0], parts[1]) if first == "encoder" and len(parts) == 3 and parts[1] in MODALITIES else found
