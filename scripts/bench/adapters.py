@@ -10,9 +10,8 @@ servers     the time to the first token of vLLM's OpenAI server on the CPU, over
             what is more than that is ours. Every prompt begins otherwise, so that none has a prefix in the KV cache.
 new         the same for images that nobody has encoded, with a tower that takes next to nothing: pairs of requests, one
             to each server, in turns; the ratio of each pair.
-transfers   the first token about an image that another server has encoded, less the first token of text, with our
-            connector and with ECExampleConnector in /dev/shm, asked some time after the first server has answered.
-            ECCPUConnector needs vLLM's second model runner, which does not run on a CPU.
+transfers   the first token about an image that another server has encoded, beside ECExampleConnector, and how soon
+            others can read a new output; `--quick` takes ten minutes
 processing  what vLLM's API process does for an image before it is scheduled, with shared processed items and without.
 
 Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python -m scripts.bench.adapters`.
@@ -20,53 +19,53 @@ Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python -m scripts.b
 
 from __future__ import annotations
 
-import itertools
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from mmcached.client import Client
-from scripts.bench import harness
+from scripts.bench import adapters_transfers, harness
+from scripts.bench.adapters_servers import (
+    SIDE,
+    SMALL_IMAGE,
+    SMALL_TOWER,
+    about,
+    first_token_ms,
+    make_checkpoint,
+    start_servers,
+    start_store,
+    words,
+)
+from scripts.bench.adapters_transfers import BOTH, EXAMPLE, what_of
 from scripts.bench.harness import Bound, Row, Unavailable, compare, row, wall_us
-from scripts.bench.sidecar_processes import frontend
-from tests.hosts.prompts import Content, image, text
+from tests.hosts.prompts import image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 
 CONNECTOR, SERVERS, NEW, TRANSFERS, PROCESSING = "connector", "servers", "new", "transfers", "processing"
 LOOK_UP = "look up"
-EXAMPLE = "ECExampleConnector in /dev/shm"
 OFF, TEXT_ONLY, WANTED = "without mmcached", "text only, as many tokens", "reach"
 OWN = "in vLLM's own encoder cache"
-ITEM, IMAGE, SMALL_IMAGE = "4.7 MiB", "448 px, 124 M tower", "448 px, 1 M tower"
+ITEM, IMAGE = "4.7 MiB", "448 px, 124 M tower"
 KNOWN, UNKNOWN = "first token, image that another server has encoded", "first token, image that nobody has encoded"
 NUM_ITEMS = 12
 CALLS = 10
 ROUNDS, QUICK_ROUNDS = 20, 5
 PAIRS_PER_ROUND = 10
 """Of requests about new images with the small tower: a hundredth of the time of one is far below its noise."""
-SIDE = 448
-DEPTH, WIDTH = 12, 768
-SMALL_DEPTH, SMALL_WIDTH = 4, 128
+TOWER = ("--depth", "12", "--width", "768")
 IMAGE_TOKENS = (SIDE // 28) ** 2 + 2
 NUM_REPLICA_IMAGES = 64
 REPLICA_SIDE = 112
 LOOK_UP_US = 25.0
-TRANSFER_SIDES, DELAYS_S = (448, 1792), (0.0, 0.5, 3.0)
-LARGE_STORE_GB = 4.0
-"""Processed items have up to 19 MB."""
 SAVED_S = 60.0
-_numbers = count()
 BOUNDS = [
     Bound("reach", "look up, lease, load, give back", ITEM, EXAMPLE, 0.5),
     Bound("reach", LOOK_UP, ITEM, WANTED, 1.0),
@@ -80,6 +79,12 @@ BOUNDS = [
     Bound("reach", "picture that the host has processed", "1792 px", OFF, 0.05),
     Bound("reach", "name alone of a picture that the host knows", "1792 px", f"{OFF}, from the file", 0.03),
     Bound("reach", "new picture, median of pairs", "1792 px", OFF, 1.03),
+    *(
+        Bound("reach", f"{what_of(delay_s)}, {BOTH}", adapters_transfers.params_of(shape, side), EXAMPLE, 0.5)
+        for shape in adapters_transfers.SHAPES
+        for side in shape.sides
+        for delay_s in adapters_transfers.DELAYS_S
+    ),
     Bound("reach", "tower runs of 2 servers", f"the same {NUM_REPLICA_IMAGES} images", "images", 1.0),
 ]
 
@@ -93,7 +98,7 @@ def compare_connectors(num_rounds: int) -> Iterator[Row]:
     except ImportError as error:
         raise Unavailable(f"vLLM is not installed here: {error}") from error
     with ExitStack() as stack:
-        run_dir, checkpoint = start_store(stack), _checkpoint(stack, "--depth", "4")
+        run_dir, checkpoint = start_store(stack), make_checkpoint(stack, "--depth", "4")
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmc-"))
         transfers: dict[str, dict[str, Any]] = {
             "ours": mmcached(run_dir)["ec-transfer-config"],
@@ -136,14 +141,16 @@ def _per_call_us(call: Callable[[str], object], names: Iterator[str]) -> float:
 def compare_servers(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
         run_dir = start_store(stack)
-        off, first, second = start_servers(stack, [{}, mmcached(run_dir), mmcached(run_dir)], DEPTH, WIDTH)
+        off, first, second = start_servers(
+            stack, [{}, mmcached(run_dir), mmcached(run_dir)], make_checkpoint(stack, *TOWER)
+        )
         yield from _first_tokens(off, first, second, run_dir, num_rounds)
         yield _tower_runs([first, second])
 
 
 def compare_new_images(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
-        off, ours = start_servers(stack, [{}, mmcached(start_store(stack))], SMALL_DEPTH, SMALL_WIDTH)
+        off, ours = start_servers(stack, [{}, mmcached(start_store(stack))], make_checkpoint(stack, *SMALL_TOWER))
         pairs = [_pair(off, ours, number) for number in range(num_rounds * PAIRS_PER_ROUND)]
         yield from _ratios(SMALL_IMAGE, pairs)
 
@@ -155,72 +162,8 @@ def compare_processing(num_rounds: int) -> Iterator[Row]:
         raise Unavailable(f"vLLM is not installed here: {error}") from error
     with ExitStack() as stack:
         side = max(adapters_processing.SIDES)
-        checkpoint = _checkpoint(stack, max_pixels=side * side)
-        yield from adapters_processing.rows(checkpoint, start_store(stack, LARGE_STORE_GB), num_rounds)
-
-
-def compare_transfers(num_rounds: int) -> Iterator[Row]:
-    with ExitStack() as stack:
-        ours, example = mmcached(start_store(stack, LARGE_STORE_GB)), _example(stack)
-        servers = start_servers(
-            stack, [ours, ours, example, example], SMALL_DEPTH, SMALL_WIDTH, side=max(TRANSFER_SIDES)
-        )
-        pairs = {"ours": servers[:2], EXAMPLE: servers[2:]}
-        for side, delay_s in itertools.product(TRANSFER_SIDES, DELAYS_S):
-            found: dict[str, list[float]] = {name: [] for name in pairs}
-            for number in range(num_rounds):
-                for name in [*pairs][:: 1 if number % 2 else -1]:
-                    first, second = pairs[name]
-                    found[name].append(_transfer_ms(first, second, side, delay_s))
-            what = f"first token less text's, encoded by another server {delay_s} s before"
-            ours_ms, example_ms = (statistics.median(times) for times in found.values())
-            yield row(what, f"{side} px", ours_ms, "ms", peer=EXAMPLE, peer_value=example_ms)
-
-
-def _example(stack: ExitStack) -> dict[str, Any]:
-    """Return the options of a server with vLLM's own connector, whose files lie in /dev/shm."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmc-"))
-    extra = {"shared_storage_path": folder}
-    transfer = {"ec_connector": "ECExampleConnector", "ec_role": "ec_both", "ec_connector_extra_config": extra}
-    return {"ec-transfer-config": transfer}
-
-
-def _transfer_ms(first: VllmServer, second: VllmServer, side: int, delay_s: float) -> float:
-    """Have one server encode a new image; return the first token of the other one, less that of text, ms."""
-    number = 10_000 + next(_numbers)
-    first.ask(about(number, side), max_tokens=1)
-    time.sleep(delay_s)
-    image_ms = first_token_ms(second, about(number, side))
-    return image_ms - first_token_ms(second, [text(f"{next(_numbers):06} What?" + "a" * IMAGE_TOKENS)])
-
-
-def start_servers(
-    stack: ExitStack, transfers: Sequence[dict[str, Any]], depth: int, width: int, side: int = SIDE
-) -> list[VllmServer]:
-    """Start servers of one checkpoint, one for each connector's options, and have each answer a few times."""
-    if find_spec("vllm") is None:
-        raise Unavailable("vLLM is not installed here")
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
-    checkpoint = _checkpoint(stack, "--depth", str(depth), "--width", str(width), max_pixels=side * side)
-    options = {"max-num-batched-tokens": 2048, "enable-prefix-caching": True, "mm-processor-cache-gb": 0}
-    if side > SIDE:
-        options |= {"max-num-batched-tokens": 8192, "max-model-len": 8192}
-    servers = []
-    for number, transfer in enumerate(transfers):
-        servers.append(VllmServer(checkpoint, folder / f"{number}.log", options | transfer))
-        stack.callback(servers[-1].stop)
-    for server in servers:
-        server.wait_until_ready()
-    for number in range(2):
-        for server in servers:
-            server.ask(about(number), max_tokens=1)
-            server.ask([text("What?")], max_tokens=1)
-    return servers
-
-
-def about(number: int, side: int = SIDE) -> Content:
-    """Return a message about an image, with a beginning that no other has."""
-    return [text(f"{next(_numbers):06}"), image(number, side), text("What?")]
+        checkpoint = make_checkpoint(stack, max_pixels=side * side)
+        yield from adapters_processing.rows(checkpoint, start_store(stack, adapters_transfers.STORE_GB), num_rounds)
 
 
 def _pair(off: VllmServer, ours: VllmServer, number: int) -> tuple[float, float]:
@@ -248,17 +191,13 @@ def _first_tokens(
         _wait_for_saves(run_dir, first)
         second.ask([text("What?")], max_tokens=1)  # it has had nothing to do
         found["loads"].append(first_token_ms(second, about(1000 + number)))
-        found[TEXT_ONLY].append(first_token_ms(second, [text(f"{next(_numbers):06} What?" + "a" * IMAGE_TOKENS)]))
+        found[TEXT_ONLY].append(first_token_ms(second, words(IMAGE_TOKENS)))
         found[OWN].append(first_token_ms(second, about(1000 + number)))
     median = {name: statistics.median(times) for name, times in found.items()}
     median[OFF] = statistics.median(without for _, without in pairs)
     for peer in (OFF, TEXT_ONLY, OWN):
         yield row(KNOWN, IMAGE, median["loads"], "ms", peer=peer, peer_value=median[peer])
     yield from _ratios(IMAGE, pairs)
-
-
-def first_token_ms(server: VllmServer, message: Content) -> float:
-    return wall_us(lambda: server.ask(message, max_tokens=1)) / 1000
 
 
 def _wait_for_saves(run_dir: Path, server: VllmServer) -> None:
@@ -291,22 +230,6 @@ def _tower_runs(servers: list[VllmServer]) -> Row:
     )
 
 
-# ---- both
-
-
-def start_store(stack: ExitStack, store_gb: float = 0.25) -> Path:
-    run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
-    stack.enter_context(frontend(run_dir, store_gb=store_gb))
-    return run_dir
-
-
-def _checkpoint(stack: ExitStack, *tower: str, max_pixels: int = SIDE * SIDE) -> Path:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
-    words = ["-m", "tests.hosts.checkpoints", "qwen2_5_vl", str(folder), "--max-pixels", str(max_pixels), *tower]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True)
-    return folder
-
-
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # servers beside each other on few cores
     harness.main(
@@ -316,7 +239,7 @@ if __name__ == "__main__":
             CONNECTOR: compare_connectors,
             SERVERS: compare_servers,
             NEW: compare_new_images,
-            TRANSFERS: compare_transfers,
+            TRANSFERS: adapters_transfers.rows,
             PROCESSING: compare_processing,
         },
         rounds=(ROUNDS, QUICK_ROUNDS),

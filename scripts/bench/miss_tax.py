@@ -28,7 +28,16 @@ from PIL import Image
 
 from mmcached.cli.traces.readers import read_uses
 from mmcached.client import Client
-from scripts.bench import adapters, harness
+from scripts.bench import harness
+from scripts.bench.adapters_servers import (
+    SMALL_IMAGE,
+    SMALL_TOWER,
+    about,
+    first_token_ms,
+    make_checkpoint,
+    start_servers,
+    start_store,
+)
 from scripts.bench.encode import cpu_ms, service
 from scripts.bench.harness import Bound, Row, Section, row
 from tests.hosts.prompts import Content
@@ -45,7 +54,7 @@ BEHIND_S = 0.05  # for what comes behind an answer
 BOUNDS = [
     *(Bound("reach", "time of an embedding, median of pairs", params, WITHOUT, 1.02) for params in SIDES),
     *(Bound("try", "CPU time, median of pairs", params, WITHOUT, 1.02) for params in SIDES),
-    Bound("reach", "first token, median of pairs", adapters.SMALL_IMAGE, WITHOUT, 1.02),
+    Bound("reach", "first token, median of pairs", SMALL_IMAGE, WITHOUT, 1.02),
 ]
 
 Times = tuple[float, ...]
@@ -94,16 +103,15 @@ def _embed(run_dir: Path, client: Client, images: Sequence[bytes]) -> Times:
 def compare_vllm(trace: Path | None, max_pairs: int, _num_rounds: int) -> Iterator[Row]:
     uses = pictures(trace)
     with ExitStack() as stack:
-        run_dir = adapters.start_store(stack)
-        tower = adapters.SMALL_DEPTH, adapters.SMALL_WIDTH
-        off, ours = adapters.start_servers(stack, [{}, mmcached(run_dir)], *tower)
+        run_dir = start_store(stack)
+        off, ours = start_servers(stack, [{}, mmcached(run_dir)], make_checkpoint(stack, *SMALL_TOWER))
 
         def first_token(server: VllmServer, message: Content) -> Times:
-            return (adapters.first_token_ms(server, message),)
+            return (first_token_ms(server, message),)
 
         sides = (partial(first_token, ours), partial(first_token, off))
-        pairs = _pairs(sides, lambda: adapters.about(1000 + next(uses)), max_pairs)
-        yield from _rows(("first token",), adapters.SMALL_IMAGE, pairs)
+        pairs = _pairs(sides, lambda: about(1000 + next(uses)), max_pairs)
+        yield from _rows(("first token",), SMALL_IMAGE, pairs)
 
 
 def _pairs(

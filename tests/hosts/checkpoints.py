@@ -1,6 +1,6 @@
 """Makes tiny vision-language checkpoints with random weights, without any hub: weights, configuration, processor.
 
-    python -m tests.hosts.checkpoints KIND FOLDER [--depth N] [--width N] [--max-pixels N]
+    python -m tests.hosts.checkpoints KIND FOLDER [--depth N] [--width N] [--max-pixels N] [--text-width N]
 
 The tokenizer is byte-level without merges: 256 bytes and the special tokens. Everything follows from a fixed seed. Each
 step of a start and of a test takes milliseconds, but for the vision tower if `--depth` and `--width` make it large.
@@ -37,17 +37,22 @@ def make(kind: str, folder: Path, tower: Tower, max_pixels: int) -> None:
     MAKERS[kind](folder, tower, max_pixels)
 
 
-def qwen3_vl(folder: Path, tower: Tower, max_pixels: int) -> None:
-    """Its tower gives several tensors for an item: those of `deepstack_visual_indexes` too."""
+def qwen3_vl(folder: Path, tower: Tower, max_pixels: int, text_width: int = TEXT_WIDTH) -> None:
+    """Its tower gives several tensors for an item: those of `deepstack_visual_indexes` too.
+
+    Args:
+        text_width: Numbers of an embedding; if it is another than usual, there is one tensor for an item.
+    """
     vision = tower.sizes | {
         "intermediate_size": tower.mlp_width,
         "patch_size": 16,
-        "out_hidden_size": TEXT_WIDTH,
+        "out_hidden_size": text_width,
         "num_position_embeddings": 2304,
-        "deepstack_visual_indexes": [1, 2],
+        "deepstack_visual_indexes": [1, 2] if text_width == TEXT_WIDTH else [],
     }
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [12, 10, 10], "mrope_interleaved": True}
-    qwen("Qwen3VL", folder, vision, {"head_dim": 64, "rope_parameters": rope}, max_pixels)
+    text = {"hidden_size": text_width, "head_dim": 64, "rope_parameters": rope}
+    qwen("Qwen3VL", folder, vision, text, max_pixels)
 
 
 def llava(folder: Path, tower: Tower, max_pixels: int) -> None:
@@ -102,8 +107,13 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=DEFAULT_TOWER.depth)
     parser.add_argument("--width", type=int, default=DEFAULT_TOWER.width)
     parser.add_argument("--max-pixels", type=int, default=DEFAULT_MAX_PIXELS)
+    parser.add_argument("--text-width", type=int, default=TEXT_WIDTH, help="of qwen3_vl")
     given = parser.parse_args()
-    make(given.kind, given.folder, Tower(given.depth, given.width), given.max_pixels)
+    tower = Tower(given.depth, given.width)
+    if given.text_width != TEXT_WIDTH:
+        qwen3_vl(given.folder, tower, given.max_pixels, given.text_width)
+    else:
+        make(given.kind, given.folder, tower, given.max_pixels)
 
 
 if __name__ == "__main__":
