@@ -82,12 +82,16 @@ class Store:
 
 
 def servers(page: str, desk: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the options of the page's lines `vllm serve MODEL --name value …`, after the shell has read them."""
+    """Return the options of the page's lines `vllm serve MODEL --name value …`, after the shell has read them.
+
+    Option `processed` is the value of the variable MMCACHED_PROCESSED_INPUTS, if a line sets it.
+    """
     found = []
     for line in "".join(blocks(page, "sh vllm")).splitlines():
-        script = f'vllm() {{ printf "%s\\0" "$@"; }}\n{line.removesuffix("&")}'
+        script = f'vllm() {{ printf "%s\\0" "$MMCACHED_PROCESSED_INPUTS" "$@"; }}\n{line.removesuffix("&")}'
         said = subprocess.run(["bash", "-c", script], env=desk, capture_output=True, check=True, text=True).stdout
-        verb, model, *words = said.split("\0")[:-1]
+        processed, verb, model, *words = said.split("\0")[:-1]
+        words += ["--processed", processed] if processed else []
         assert (verb, model) == ("serve", desk["MODEL"])
         found.append({name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)})
     return found
@@ -122,6 +126,26 @@ def test_the_second_replica_hits(desk: dict[str, str], tmp_path: Path) -> None:
     named = set(re.findall(r"`(vllm:\w+_total)`", (REPOSITORY / "docs" / "metrics.md").read_text()))
     assert len(named) > 15
     assert named - set(re.findall(r"vllm:\w+", exported)) == set()
+
+
+def test_the_second_server_processes_nothing(desk: dict[str, str], tmp_path: Path) -> None:
+    page = "processed-inputs.md"
+    messages = map(json.loads, blocks(page, "json")[0].replace("file:///pictures", tmp_path.as_uri()).splitlines())
+    with ExitStack() as stack:
+        stack.enter_context(Store(page, desk))
+        said, works = [], []
+        for number, (options, message) in enumerate(zip(servers(page, desk), messages, strict=True)):
+            del options["port"]
+            variables = {"MMCACHED_PROCESSED_INPUTS": options.pop("processed"), "MMCACHED_PROCESSED_INPUTS_NAMED": "1"}
+            options["allowed-local-media-path"] = str(tmp_path)
+            log = tmp_path / f"{number}.log"
+            server = stack.enter_context(VllmServer(Path(desk["MODEL"]), log, options, variables))
+            before = len(server.api_work())
+            said.append(server.ask([message, {"type": "text", "text": "What?"}]).tokens)
+            works.append(server.api_work()[before:])
+    assert works[0].count("processor") == 1
+    assert works[1] == []
+    assert said[0] == said[1]
 
 
 def test_the_gateway_encodes_and_vllm_does_not(desk: dict[str, str], tmp_path: Path) -> None:
