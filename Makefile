@@ -33,6 +33,8 @@ MOONCAKE_HOST := .venv-mooncake
 MOONCAKE_HOST_INSTALLED := $(MOONCAKE_HOST)/.installed
 DYNAMO_HOST := $(VLLM_HOST)/dynamo
 DYNAMO_HOST_INSTALLED := $(DYNAMO_HOST)/.installed
+LMDEPLOY_HOST := $(TRANSFORMERS_HOST)/lmdeploy
+LMDEPLOY_HOST_INSTALLED := $(LMDEPLOY_HOST)/.installed
 RELEASE := .venv-release
 RELEASE_INSTALLED := $(RELEASE)/.installed
 VLLM := vllm==0.33.0
@@ -45,6 +47,7 @@ MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 TRANSFORMERS := transformers==5.23.0 peft==0.21.2 openai==3.57.0
 DIFFUSERS := diffusers==0.42.1 transformers==5.23.0
 DYNAMO := ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1 'redis>=8.0,<9'
+LMDEPLOY := lmdeploy==0.18.0 transformers==4.57.6
 TORCHVISION := torchvision==0.28.0
 # What the tests with a whole host run: by default what a machine with two cores does in some minutes.
 HOST_TESTS ?= not soak
@@ -61,7 +64,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-dynamo test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-dynamo test-lmdeploy test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +118,9 @@ test-mooncake: $(MOONCAKE_HOST_INSTALLED) ## the second level in Mooncake Store,
 test-dynamo: $(DYNAMO_HOST_INSTALLED) ## workers of Dynamo, in the environment of `test-vllm`
 	PYTHONPATH=$(DYNAMO_HOST) $(VLLM_HOST)/$(HOST_PYTEST) tests/hosts/dynamo
 
+test-lmdeploy: $(LMDEPLOY_HOST_INSTALLED) ## the adapter for LMDeploy, in the environment of `test-transformers` (500 MB)
+	PYTHONPATH=$(LMDEPLOY_HOST) HF_HUB_OFFLINE=1 $(TRANSFORMERS_HOST)/$(HOST_PYTEST) tests/hosts/lmdeploy
+
 test-packaging: $(INSTALLED) $(RELEASE_INSTALLED) ## build a release, check it, and install it with each Python here: a minute or two
 	$(BIN)/python -m pytest -m packaging tests/house/test_installs.py -o faulthandler_timeout=0
 
@@ -132,7 +138,7 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
 	@$(MAKE) --no-print-directory verify-kv
-	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-ray test-mooncake test-dynamo HOST_TESTS="not chaos"
+	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-ray test-mooncake test-dynamo test-lmdeploy HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -225,6 +231,14 @@ $(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchv
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --no-deps $(TORCHVISION)
 	$(TRANSFORMERS_HOST)/bin/python -c 'import torchvision' 2>/dev/null || \
 	  $(TRANSFORMERS_HOST)/bin/python tests/hosts/torchvision_on_cpu.py
+	touch $@
+
+# LMDeploy asks for CUDA, and its models for a Transformers before 5: the folder is before the environment's on the path.
+$(LMDEPLOY_HOST_INSTALLED): $(TRANSFORMERS_HOST_INSTALLED)
+	$(call INSTALLING,LMDeploy (500 MB))
+	rm -rf $(LMDEPLOY_HOST)
+	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --no-deps --target $(LMDEPLOY_HOST) $(LMDEPLOY) 'huggingface_hub<1' \
+	  'tokenizers<0.23' addict certifi mmengine-lite platformdirs pybase64 requests termcolor urllib3 yapf
 	touch $@
 
 $(DIFFUSERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)

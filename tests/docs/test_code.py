@@ -41,6 +41,7 @@ RUN_BY = {
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
     "docs/hosts/processed-inputs.md": "tests/docs/test_code.py",
     "docs/hosts/your-own.md": "tests/docs/test_code.py",
+    "docs/hosts/lmdeploy.md": "tests/hosts/lmdeploy/test_features.py",
     "docs/hosts/tensorrt-llm.md": "tests/integrations/tensorrt_llm/test_engines.py",
     "docs/hosts/diffusers.md": "tests/hosts/diffusers/test_page.py",
     "docs/hosts/transformers.md": "tests/hosts/transformers/test_page.py",

@@ -5,6 +5,7 @@
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches
     tensorrt_llm/     encoder outputs behind the encoder cache of TensorRT-LLM's models
+    lmdeploy/         image features of LMDeploy's TurboMind engine
     after_import      changes a module of a host that loads no plugins, when it is imported
     transformers/     image features and processed images, once per host
     processed_inputs/ processed items for render servers
