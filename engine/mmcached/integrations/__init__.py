@@ -1,6 +1,7 @@
 """Adapters that let host programs share model outputs through the store; each folder belongs to one host program.
 
     identity          the content of a checkpoint, as a digest
+    ranks             agreement of an engine's ranks on what they load
     record_form       checks the tensors of a record before a model gets them
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches

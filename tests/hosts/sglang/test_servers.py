@@ -91,6 +91,23 @@ def ask(port: int, *content: dict[str, Any]) -> list[tuple[str, float]]:
     return [(one["token"], one["logprob"]) for one in said["choices"][0]["logprobs"]["content"]]
 
 
+def processes(log: Path) -> list[tuple[int, str]]:
+    """Return the processes of the server that writes a log, with their names."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "fd/1").readlink() == log:
+                found.append((int(folder.name), (folder / "cmdline").read_bytes().decode()))
+    return found
+
+
+def on_two_cores() -> dict[str, str]:
+    """Return the environment of a server of two ranks on the CPU, which binds each of them to a core."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
+
+
+TWO_RANKS = ["--tp-size", "2", "--mem-fraction-static", "0.2"]
 SHARED = "mmcached: embeddings are shared with the SGLang processes of this host"
 """The page says that this is in the log, at SGLang's default level."""
 
@@ -164,3 +181,30 @@ def test_servers_share_by_the_weights_that_they_were_updated_to(
     with server(visual, tmp_path / "other.log", asked | tower_count.provide(other)) as port:
         assert ask(port, *question) == second
         assert tower_count.encoded(other) == [], "it has loaded the weights that the first was updated to"
+
+
+@pytest.mark.parametrize("arguments", [TWO_RANKS, [*TWO_RANKS, "--mm-enable-dp-encoder"]], ids=["parts", "pictures"])
+def test_a_second_server_of_two_ranks_says_what_the_first_has_encoded(
+    checkpoint: Path, store: LoneFrontend, tmp_path: Path, arguments: list[str]
+) -> None:
+    asked = {"MMCACHED_SGLANG": "engine_cache", "MMCACHED_RUN_DIR": str(store.directory.path), **on_two_cores()}
+    one, other = tmp_path / "one", tmp_path / "other"
+    questions = [[image(1), text("what")], [image(1), image(2), text("where")]]
+    with server(checkpoint, tmp_path / "one.log", asked | tower_count.provide(one), *arguments) as port:
+        before = store.stats().store.puts
+        said = [ask(port, *question) for question in questions]
+        eventually(lambda: store.stats().store.puts, lambda count: count == before + 2, "one rank saves both images")
+    assert len(tower_count.encoded(one)) == 4, "each rank notes both images"
+    with server(checkpoint, tmp_path / "other.log", asked | tower_count.provide(other), *arguments) as port:
+        assert [ask(port, *question) for question in questions] == said
+        assert tower_count.encoded(other) == []
+        store.kill()
+        ask(port, image(3), image(1), text("alone"))
+        assert len(tower_count.encoded(other)) == 2
+        store.start()
+        ask(port, image(4), image(3), text("again"))
+        assert len(tower_count.encoded(other)) == 4
+        (rank,) = (pid for pid, name in processes(tmp_path / "other.log") if name.startswith("sglang::scheduler_TP1"))
+        os.kill(rank, signal.SIGKILL)
+        eventually(lambda: processes(tmp_path / "other.log"), lambda left: not left, "the killed rank's server ends")
+    store.at_rest()

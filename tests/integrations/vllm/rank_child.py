@@ -13,8 +13,8 @@ import torch
 
 from mmcached.client import Client
 from mmcached.client.device.devices import Host
+from mmcached.integrations.ranks import failed_in_any
 from mmcached.integrations.vllm.messages import Load, StepOrders
-from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.worker_side import WorkerSide
 
 

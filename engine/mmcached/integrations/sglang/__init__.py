@@ -8,6 +8,7 @@
     embedding_store   the same, as SGLang's store of embeddings
     tensors           records of one tensor each, for engines
     engine_cache      SGLang's embedding cache of an engine, with `tensors` behind it
+    engine_name       the name of an engine's embeddings, from the weights that its ranks have
     processed_inputs  what SGLang's processor makes of pictures, before the ranks of an engine get it
     children          the plugin in the processes that an encoder server starts
 

@@ -3,12 +3,11 @@
     embedding_cache.get, get_single ──> SGLang's own ──miss──> the host's ──> and into SGLang's own
                     set ──────────────> SGLang's own, and saved for the host
                     free ─────────────> out of both: SGLang found that it does not fit the item
-                    clear ────────────> SGLang's own is empty; the engine's name is made anew, see `tower`
+                    clear ────────────> SGLang's own is empty; the engine's name is made anew, see `engine_name`
 
-The name of an engine has the content of its tower's weights, read at start and after each flush or update. While
-weights change (an open update, released memory) nothing is shared. Where the model is unknown the name has the files of
-the checkpoint, and after `clear` nothing is shared. With several tensor-parallel ranks each would look up for itself,
-and they could disagree about what to encode, so several ranks are refused.
+With several tensor-parallel ranks each asks its own cache for the same items in the same order, and all encode what
+their caches lack. So they look up together: the first rank finds a record and holds its lease, every rank reads that
+record, and if one fails all encode. The first rank saves and drops for all.
 """
 
 from __future__ import annotations
@@ -22,60 +21,63 @@ from sglang.srt.managers import mm_schedule
 from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult, MultiModalStaticCache
 from sglang.srt.runtime_context import get_device, get_parallel
 
-from mmcached.client import Client
+from mmcached.client import Client, Hit
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver, SaverCounters
+from mmcached.integrations.ranks import failed_in_any, from_first
 from mmcached.integrations.sglang.contact import log_contact
-from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key, namespace
+from mmcached.integrations.sglang.engine_name import EngineName
+from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key
 from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, SglangSettings
 from mmcached.integrations.sglang.tensors import SharedEmbeddings
-from mmcached.integrations.sglang.tower import is_loaded, known_runner, tower_digest
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ConfigError
 
 _LOG = logging.getLogger("mmcached.sglang")
 TIMEOUT_S = 0.25
 """Deadline of a look-up, which asks the service only where its memory cannot be read. The engine waits for it."""
+_AGREE = "agree"
+"""In place of a token: the ranks have to agree on the engine's name first."""
 
 
 class EngineCache(MultiModalStaticCache, Closeable):
-    """SGLang's cache of one engine, with the host's embeddings behind it.
+    """SGLang's cache of one engine in one rank, with the host's embeddings behind it.
 
     Args:
         max_size: Size of SGLang's own cache in bytes.
 
     Attributes:
+        name: The name of the engine's embeddings.
         num_found: Embeddings that the engine has not encoded, because the host had them.
-        is_paused: Whether the weights are changing, so that nothing is shared.
 
     Raises:
-        ConfigError: There are several tensor-parallel ranks, or the environment lacks a required setting.
+        ConfigError: No process group has the ranks that work together, or the environment lacks a required setting.
     """
 
     def __init__(self, max_size: int) -> None:
-        if (ranks := get_parallel().tp_size) > 1:
-            raise ConfigError(ASKED, ENGINE_CACHE, f"is for --tp-size 1; here it is {ranks}")
         super().__init__(max_size)
         settings = SglangSettings.read()
         self.num_found = 0
+        self._group = _group_of_ranks()
+        self._is_first = self._group is None or torch.distributed.get_rank(self._group) == 0
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
-        self._settings = settings
-        self.is_paused = False
-        self._first_tower = ""
-        self._runner = known_runner()
-        self._names = None if self._runner is not None else namespace(ENGINE_CACHE, settings, self._client)
+        self.name = EngineName(settings, self._client, self._group)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
         self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
-        self._tensors = SharedEmbeddings(self._client, self._saver, self._device, forms_of_embeddings())
-        self._list: tuple[int | None, str | None] = (None, None)
-        """Python's hash of the last requested list of items, and the list's key."""
+        self._tensors = SharedEmbeddings(
+            self._client, self._saver, self._device, forms_of_embeddings(), is_writer=self._is_first
+        )
+        self._list: tuple[int | None, tuple[int | str | None, ...]] = (None, (None,))
+        """Python's hash of the last requested list of items, and the words of the list's key."""
+        self._has_warned = False
         log_contact(self._client)
-        self.name()
+        if self.name.is_unknown:
+            self.name.agree()
 
     def get(self, mm_hashes: list[int | None], combined_hash: int | None = None) -> EmbeddingResult | None:
         # Python's hash differs between processes, so it is no key; SGLang passes it to `set` and `free`.
         combined = self.combine_hashes(mm_hashes)
-        self._list = (combined, self._key("list", *mm_hashes))
+        self._list = (combined, ("list", *mm_hashes))
         found = super().get(mm_hashes, combined_hash)
         return self._found(combined) if found is None else found
 
@@ -86,7 +88,7 @@ class EngineCache(MultiModalStaticCache, Closeable):
     def set(self, mm_hash: int | None, embedding: EmbeddingResult, loc: torch.Tensor | None = None) -> bool:
         is_new = not self.has(mm_hash)
         is_kept = bool(super().set(mm_hash, embedding, loc))
-        key = self._key_of(mm_hash)
+        key = self._key(mm_hash)
         if is_new and key is not None and type(embedding) is EmbeddingResult:  # a subclass has more than the tensor
             # the cache's copy, if the embedding was part of a batch
             own = self.mm_cache[mm_hash] if is_kept else embedding
@@ -94,33 +96,21 @@ class EngineCache(MultiModalStaticCache, Closeable):
         return is_kept
 
     def free(self, mm_hash: int | None, mm_embedding_allocator: Any) -> bool:
-        if (key := self._key_of(mm_hash)) is not None:
+        if (key := self._key(mm_hash)) is not None:
             self._tensors.drop(key)
         return bool(super().free(mm_hash, mm_embedding_allocator))
 
     def clear(self) -> None:
         super().clear()
-        self._names = None
-        self._list = (None, None)
-
-    def name(self) -> str | None:
-        """Return the name of this engine's embeddings; None while nothing is shared. Reads the tower after `clear`."""
-        runner = self._runner
-        if self._names is None and runner is not None and not self.is_paused and is_loaded(runner):
-            try:
-                tower = tower_digest(runner.model)
-                self._first_tower = self._first_tower or tower
-                self._names = namespace(
-                    ENGINE_CACHE, self._settings, self._client, tower=tower, is_first=tower == self._first_tower
-                )
-            except Exception as error:  # whatever a device or a quantiser raises: the engine goes on without sharing
-                self.is_paused = True
-                _LOG.warning("mmcached: embeddings are not shared, because weights cannot be read: %s", error)
-        return self._names
+        self.name.forget()
+        self._list = (None, (None,))
 
     def _found(self, mm_hash: int | None) -> EmbeddingResult | None:
-        key = self._key_of(mm_hash)
-        embedding = None if key is None else self._tensors.get(key)
+        if self._group is not None:
+            embedding = self._read_together(mm_hash)
+        else:
+            key = self._key(mm_hash)
+            embedding = None if key is None else self._tensors.get(key)
         if embedding is None:
             return None
         self.num_found += 1
@@ -128,16 +118,54 @@ class EngineCache(MultiModalStaticCache, Closeable):
         super().set(mm_hash, found)
         return found
 
-    def _key_of(self, mm_hash: int | None) -> str | None:
-        """Return the key of an item, or of the last requested list."""
-        combined, key = self._list
-        return key if mm_hash == combined else self._key(mm_hash)
+    def _read_together(self, mm_hash: int | None) -> torch.Tensor | None:
+        """Return an embedding that every rank has read from one record; collective."""
+        hit: Hit | None = None
+        while True:
+            if self._is_first and not self.name.is_unknown:
+                hit = self._find(mm_hash)
+            found = None if hit is None else hit.token
+            order = from_first(_AGREE if self.name.is_unknown else found, self._group)
+            if order != _AGREE:
+                break
+            self.name.agree()
+        if order is None:
+            return None
+        embedding = self._open(order, mm_hash)
+        (has_failed,) = failed_in_any([embedding is None], self._group)
+        if hit is not None:
+            hit.close()  # every rank has its own lease or copy
+        return None if has_failed else embedding
 
-    def _key(self, *mm_hashes: int | str | None) -> str | None:
-        """Return the key of one item or of several; None if an item has no hash."""
-        own = self.name()
-        names = [name for name in mm_hashes if name is not None]
-        return item_key(own, *names) if own is not None and len(names) == len(mm_hashes) else None
+    def _find(self, mm_hash: int | None) -> Hit | None:
+        # the other ranks wait for what this one has found, whatever happens here
+        try:
+            key = self._key(mm_hash)
+            return None if key is None else self._client.get(key, view=True)
+        except Exception as error:
+            self._warn(error)
+            return None
+
+    def _open(self, token: str, mm_hash: int | None) -> torch.Tensor | None:
+        # a device may raise anything, and the other ranks must learn that this one has failed
+        try:
+            return self._tensors.open(token, self._key(mm_hash))
+        except Exception as error:
+            self._warn(error)
+            return None
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning("mmcached: an embedding could not be read: %s: %s (logged once)", type(error).__name__, error)
+
+    def _key(self, mm_hash: int | None) -> str | None:
+        """Return the key of an item, or of the last requested list; None if an item has no hash."""
+        combined, listed = self._list
+        words = listed if mm_hash == combined else (mm_hash,)
+        name = self.name.get()
+        named = [word for word in words if word is not None]
+        return item_key(name, *named) if name is not None and len(named) == len(words) else None
 
     @property
     def counters(self) -> SaverCounters:
@@ -173,5 +201,15 @@ def clear_after_update(result: Any, manager: Any = None, *arguments: Any, **name
     cache.clear()
     if isinstance(cache, EngineCache):
         is_open = getattr(manager, "_session", None) is not None
-        cache.is_paused = is_open or GPU_MEMORY_TYPE_WEIGHTS in getattr(manager, "offload_tags", ())
-        cache.name()
+        cache.name.is_paused = is_open or GPU_MEMORY_TYPE_WEIGHTS in getattr(manager, "offload_tags", ())
+        cache.name.read()
+
+
+def _group_of_ranks() -> Any:
+    """Return the group, on the host's network, of the ranks that get the same requests; None for one rank."""
+    parallel = get_parallel()
+    if not parallel.attn_dp_enabled:
+        return parallel.tp_group.cpu_group if parallel.tp_size > 1 else None
+    if parallel.attn_cp_size > 1:
+        raise ConfigError(ASKED, ENGINE_CACHE, "is not for context-parallel ranks beside data-parallel attention")
+    return parallel.attn_tp_group.cpu_group if parallel.attn_tp_size > 1 else None

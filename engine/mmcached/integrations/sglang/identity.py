@@ -50,13 +50,13 @@ def item_key(namespace: str, *hashes: int | str) -> str:
 
 
 def namespace(
-    room: str, settings: SglangSettings, client: Client, *, tower: str | None = None, is_first: bool = True
+    room: str, settings: SglangSettings, client: Client, *, tower: str | list[str] | None = None, is_first: bool = True
 ) -> str:
     """Return the name of this process's embeddings; reads the checkpoint if the host has no digest.
 
     Args:
         room: The adapter part; records of encoder servers and of engines have different forms.
-        tower: Digest of the tower's weights in this process; None if it is unknown.
+        tower: Digest of the tower's weights in this process, by rank where ranks differ; None if it is unknown.
         is_first: Whether this was the tower at start, which the setting `namespace` names.
 
     Raises:

@@ -15,7 +15,6 @@
     worker_side       loads and saves
     encoding_time     the encoder's time in one step, by item
     records           encoder outputs as records of the store, and their validation
-    ranks             agreement of an engine's ranks
     metrics           counters in vLLM's log and /metrics
 
 Only `connector` and `metrics` import vLLM.

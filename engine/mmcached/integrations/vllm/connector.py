@@ -30,13 +30,13 @@ from vllm.platforms import current_platform
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.integrations.embedding_width import embedding_width
+from mmcached.integrations.ranks import failed_in_any
 from mmcached.integrations.vllm.claims import EngineClaims
 from mmcached.integrations.vllm.contact import ReconnectingClient
 from mmcached.integrations.vllm.keys import KeyNamespace, Sharing
 from mmcached.integrations.vllm.leases import Leases
 from mmcached.integrations.vllm.messages import StepOrders, StepReport
 from mmcached.integrations.vllm.packed import watch_packing
-from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.integrations.vllm.weights import tower_of, watch

@@ -23,6 +23,7 @@ import torch
 from blake3 import blake3
 
 from mmcached.cache.output_names import PACKAGES
+from mmcached.integrations.ranks import merged
 from mmcached.integrations.vllm.packed import packed_digest
 from mmcached.integrations.vllm.writes import watch_writes
 from mmcached.worker.encoders.computing import computing_rows
@@ -61,17 +62,8 @@ def of_all_ranks(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
     Ranks without a tower, as with pipeline parallelism, do not count for its digests.
     """
     ranks = list(found)
-    merged = {name: _one(rank[name] for rank in ranks) for name in ranks[0]}
-    merged |= {name: _one(rank[name] for rank in ranks if rank[name] is not None) for name in ("tower", "words")}
-    return merged
-
-
-def _one(values: Iterable[Any]) -> Any:
-    """Return the value of all ranks; a list if they differ, None if there is none."""
-    found = list(values)
-    if not found:
-        return None
-    return found[0] if all(value == found[0] for value in found) else found
+    digests = {name: merged(rank[name] for rank in ranks if rank[name] is not None) for name in ("tower", "words")}
+    return {name: merged(rank[name] for rank in ranks) for name in ranks[0]} | digests
 
 
 def _digest(model: torch.nn.Module, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> str | None:
