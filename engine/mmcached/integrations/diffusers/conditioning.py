@@ -13,23 +13,19 @@ or foreign hooks, compiled, with unknown arguments, or of an unknown class.
 from __future__ import annotations
 
 import functools
-import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from mmcached.client import Client
+from mmcached.integrations.diffusers.calls import SharedCalls
 from mmcached.integrations.diffusers.encoders import Encoder, find_encoder
-from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.tower_names import TowerNames
-from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.content import Content
 
-_LOG = logging.getLogger(__name__)
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder", "vae")
 
 
@@ -41,56 +37,44 @@ def cached_conditioning(pipeline: Any, client: Client, *, timeout_s: float = 30.
         pipeline: A pipeline of diffusers.
         timeout_s: How long to wait for another process that computes an output, before it is computed here.
     """
-    conditioning = Conditioning(client, timeout_s=timeout_s)
-    undo = []
-    try:
-        for name in _ENCODERS:
-            module = getattr(pipeline, name, None)
-            if isinstance(module, torch.nn.Module) and (restore := conditioning.add(module)) is not None:
-                undo.append(restore)
+    with Conditioning(client, timeout_s=timeout_s) as conditioning:
+        conditioning.add_all(pipeline)
         yield conditioning
-    finally:
-        for restore in undo:
-            restore()
-        conditioning.close()
 
 
-class Conditioning(Closeable):
-    """Answers calls of the encoders of one pipeline; threads may share it.
-
-    Attributes:
-        num_calls: Calls of encoders, without bypassed ones.
-        num_encoded: Calls computed here; all others were found.
-        num_bypassed: Calls that went to the encoder unchanged.
-        num_refused: Found records whose form is not the one that the encoder's configuration implies.
-    """
+class Conditioning(SharedCalls):
+    """Answers calls of the encoders of one pipeline; threads may share it."""
 
     def __init__(self, client: Client, *, timeout_s: float) -> None:
-        self.num_calls = self.num_encoded = self.num_bypassed = self.num_refused = 0
-        self._client = client
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
+        super().__init__(client, timeout_s=timeout_s)
         self._names: list[TowerNames] = []
-        self._said: set[str] = set()
+        self._undo: list[Callable[[], object]] = []
 
     @property
-    def num_hits(self) -> int:
-        """Number of calls found, or computed by another process while this one waited."""
-        return self.num_calls - self.num_encoded
+    def num_encoders(self) -> int:
+        """Number of encoders whose outputs are shared."""
+        return len(self._undo)
 
-    def add(self, module: Any) -> Callable[[], object] | None:
-        """Replace the method of a module's encoder; return a function that undoes it, None if nothing was replaced."""
+    def add_all(self, pipeline: Any) -> None:
+        """Replace the methods of a pipeline's known encoders."""
+        for name in _ENCODERS:
+            module = getattr(pipeline, name, None)
+            if isinstance(module, torch.nn.Module):
+                self.add(module)
+
+    def add(self, module: Any) -> None:
+        """Replace the method of a module's encoder, if its class is known."""
         encoder = find_encoder(module)
         if encoder is None or encoder.family.method in encoder.module.__dict__:
-            self._say(f"{type(module).__name__}, or its method, is not known")
-            return None
+            self.say(f"{type(module).__name__}, or its method, is not known")
+            return
         inner, method = encoder.module, encoder.family.method
-        names = TowerNames(inner, encoder.family, self._client.run_dir, drop=self._drop, warn=self._say)
+        names = TowerNames(inner, encoder.family, self._client.run_dir, drop=self._drop, warn=self.say)
         try:
             names.start()
         except InvalidRequest as error:
-            self._say(str(error))
-            return None
+            self.say(str(error))
+            return
         self._names.append(names)
 
         @functools.wraps(getattr(inner, method))
@@ -98,10 +82,15 @@ class Conditioning(Closeable):
             return self._of_call(encoder, names, values, named)
 
         inner.__dict__[method] = replaced
-        return lambda: inner.__dict__.pop(method)
+        self._undo.append(lambda: inner.__dict__.pop(method))
 
     def close(self) -> None:
-        """Read all weights of encoders that have computed something. A second call does nothing."""
+        """Restore the methods, and read all weights of encoders that have computed something.
+
+        A second call does nothing.
+        """
+        while self._undo:
+            self._undo.pop()()
         for names in self._names:
             names.close()
 
@@ -109,68 +98,30 @@ class Conditioning(Closeable):
 
     def _of_call(self, encoder: Encoder, names: TowerNames, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         module = encoder.module
-        original = getattr(type(module), encoder.family.method)
+        compute = functools.partial(getattr(type(module), encoder.family.method), module, *values, **named)
         found = _asked(encoder, values, named)
         named_by = None if found is None else names.named(found[1])
-        if found is None or named_by is None or named_by[1].dtype is None:
-            with self._lock:
-                self.num_bypassed += 1
-            return original(module, *values, **named)
+        if found is None or named_by is None or (dtype := named_by[1].dtype) is None:
+            self.bypass()
+            return compute()
         asked, device = found
-        with self._lock:
-            self.num_calls += 1
         name, tower = named_by
         content = Content()
         for each, value in sorted(asked.items()):
             content.add(each, value)
-        key = f"conditioning/{name}/{content.hexdigest()}"
-        form = encoder.form(asked, named_by[1].dtype)
-        made: list[Any] = []
-
-        def make(place: int) -> dict[str, Any]:
-            parts = encoder.record(original(module, *values, **named))
-            made.append(encoder.output(parts, asked))
-            with self._lock:
-                self.num_encoded += 1
-            record = {name: _over(part, torch.Tensor.cpu) for name, part in parts.items()}
-            if (reason := form.check(record)) is not None:
-                raise _NotShared(reason)
-            if not _is_contiguous(parts):
-                raise _NotShared("its tensors are not contiguous")
-            return record
-
-        def is_right(place: int, record: Any) -> bool:
-            reason = form.check(record)
-            if reason is not None:
-                with self._lock:
-                    self.num_refused += 1
-                self._say(f"a record of the store has another form: {reason}")
-            return reason is None
-
-        # On another device a record is read in place and copied there; on the CPU the caller may write to its copy.
-        view = device.type != "cpu"
-        try:
-            (record,) = find_or_make(self._client, [key], make, is_right=is_right, view=view, timeout_s=self._timeout_s)
-        except _NotShared as error:
-            self._say(str(error))
-            return made[0]
-        if made:
-            names.note_made([key], tower.weights)
-            return made[0]
-        return encoder.output({name: _over(part, lambda each: each.to(device)) for name, part in record.items()}, asked)
+        return self.answer(
+            f"conditioning/{name}/{content.hexdigest()}",
+            compute,
+            record=encoder.record,
+            output=lambda record: encoder.output(record, asked),
+            check=encoder.form(asked, dtype).check,
+            device=device,
+            note_made=lambda key: names.note_made([key], tower.weights),
+        )
 
     def _drop(self, keys: Any) -> None:
         for key in keys:
             self._client.drop(key)
-
-    def _say(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            _LOG.warning("outputs of an encoder are not shared: %s", reason)
-
-
-class _NotShared(Exception):
-    """An output has another form than expected, so that no process would accept it."""
 
 
 def _asked(
@@ -184,13 +135,3 @@ def _asked(
         return None
     device = next(each.device for each in asked.values() if isinstance(each, torch.Tensor))
     return None if torch.is_autocast_enabled(device.type) else (asked, device)
-
-
-def _over(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a part of a record, a tensor or a list of tensors, with each tensor changed."""
-    return [change(each) for each in part] if isinstance(part, list | tuple) else change(part)
-
-
-def _is_contiguous(record: Mapping[str, Any]) -> bool:
-    parts = [part if isinstance(part, list) else [part] for part in record.values()]
-    return all(each.is_contiguous() for part in parts for each in part)

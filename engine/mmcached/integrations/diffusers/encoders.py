@@ -58,8 +58,10 @@ def find_encoder(module: Any) -> Encoder | None:
         return find_encoder(module.model)  # the head that follows is computed with each call
     if kind.__name__ in _KINDS and kind.__module__.startswith("transformers."):
         return _States(module, _KINDS[kind.__name__])
-    if kind.__name__ in _VAES and kind.__module__.startswith("diffusers."):
-        return _Vae(module)
+    if kind.__name__ == "T5EncoderModel" and kind.__module__.startswith("vllm_omni."):
+        return _EngineT5(module)
+    if (known := next(filter(_is_vae, kind.__mro__), None)) is not None and _package_of(kind) in _OF_VAES:
+        return _Vae(module, known)
     return None
 
 
@@ -165,17 +167,49 @@ class _States:
         return kind(**{name: tuple(part) if isinstance(part, list) else part for name, part in record.items()})
 
 
-# ---- VAEs of diffusers
+class _EngineT5:
+    """The T5 encoder of vllm-omni, which its ranks of tensor parallelism compute together."""
 
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.family = Family({}, others=frozenset(), method="forward")
+
+    def asked(self, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any] | None:
+        asked = _arguments(type(self.module).forward, self.module, values, named)
+        # One rank that found an output would leave the others waiting.
+        is_alone = sys.modules["vllm.distributed"].get_tensor_model_parallel_world_size() == 1
+        is_known = asked.keys() <= {*_TOKENS} and "input_ids" in asked and is_alone
+        is_plain = all(type(each) is torch.Tensor and each.dim() == 2 for each in asked.values())
+        return asked if is_known and is_plain and all(each.is_contiguous() for each in asked.values()) else None
+
+    def form(self, asked: Asked, dtype: torch.dtype) -> RecordForm:
+        num_rows, length = asked["input_ids"].shape
+        return RecordForm({"last_hidden_state": PartForm((length, self.module.config.d_model), dtype, num_rows)})
+
+    def record(self, output: Any) -> dict[str, Any]:
+        return {"last_hidden_state": output[0]}
+
+    def output(self, record: Mapping[str, Any], asked: Asked) -> Any:
+        return (record["last_hidden_state"],)
+
+
+# ---- VAEs of diffusers, and what vllm-omni derives from them
+
+_OF_VAES = frozenset({"diffusers", "vllm_omni"})
 _VAES = frozenset({"AutoencoderKL", "AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLLTXVideo"})
 _OF_DECODERS = frozenset({"decoder", "post_quant_conv"})
 
 
 class _Vae:
-    """A VAE whose `encode` returns a Gaussian distribution."""
+    """A VAE whose `encode` returns a Gaussian distribution.
 
-    def __init__(self, module: Any) -> None:
+    Args:
+        known: Its class in diffusers, whose module has the classes of outputs.
+    """
+
+    def __init__(self, module: Any, known: type) -> None:
         self.module = module
+        self._known = known
         self.family = Family({}, others=_OF_DECODERS, method="encode")
         if hasattr(module, "clear_cache"):
             module.clear_cache()  # as after each call: attributes that it sets are a part of the name
@@ -185,6 +219,9 @@ class _Vae:
         pixels = asked.get("x")
         is_known = asked.keys() <= {"x", "return_dict"} and type(asked.setdefault("return_dict", True)) is bool
         if type(pixels) is not torch.Tensor or not is_known or pixels.dim() not in (4, 5):
+            return None
+        executor = getattr(self.module, "distributed_executor", None)
+        if executor is not None and executor.world_size != 1:  # its ranks compute tiles together
             return None
         # The memory format of weights and pixels, such as channels last, selects kernels and is in no digest.
         tensors = [pixels, *(each for name, each in self.module.named_parameters() if not _is_of_decoder(name))]
@@ -197,9 +234,17 @@ class _Vae:
         return {"parameters": (output[0] if type(output) is tuple else output.latent_dist).parameters}
 
     def output(self, record: Mapping[str, Any], asked: Asked) -> Any:
-        space = sys.modules[type(self.module).__module__]
+        space = sys.modules[self._known.__module__]
         posterior = space.DiagonalGaussianDistribution(record["parameters"])
         return space.AutoencoderKLOutput(latent_dist=posterior) if asked["return_dict"] else (posterior,)
+
+
+def _is_vae(kind: type) -> bool:
+    return kind.__name__ in _VAES and _package_of(kind) == "diffusers"
+
+
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _is_of_decoder(name: str) -> bool:

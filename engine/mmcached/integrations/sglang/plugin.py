@@ -61,13 +61,13 @@ def register() -> None:
         _register_processed_inputs()
 
 
-def check_version(version: str) -> None:
-    """Raise ConfigError unless the version is at least 0.5.23 and below 0.6."""
+def check_version(version: str, asked: str = ASKED) -> None:
+    """Raise ConfigError, about the variable that asked for the adapter, unless 0.5.23 <= version < 0.6."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = tuple(map(int, found[0].split("."))) if found else ()
     if not FIRST <= numbers < END:
         wanted = f"{'.'.join(map(str, FIRST))} or later, below {'.'.join(map(str, END))}"
-        raise ConfigError(ASKED, f"with sglang {version}", f"needs {wanted}")
+        raise ConfigError(asked, f"with sglang {version}", f"needs {wanted}")
 
 
 def _check_hashes() -> None:

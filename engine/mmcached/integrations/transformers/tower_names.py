@@ -20,6 +20,7 @@ import torch
 
 from mmcached.cache.name_files import note_name
 from mmcached.cache.output_names import computing_variables
+from mmcached.integrations.transformers.engine_code import EngineCode, has_engine_modules, packages_of
 from mmcached.integrations.transformers.forms import dtype_of
 from mmcached.integrations.transformers.tower_code import TowerCode, is_run_unchanged
 from mmcached.wire.closeable import Closeable
@@ -46,7 +47,7 @@ class ReadTower:
     """
 
     weights: Weights
-    code: TowerCode
+    code: TowerCode | EngineCode
     attention: list[str]
     dtype: torch.dtype | None
     read_at: float
@@ -129,7 +130,7 @@ class TowerNames(Closeable):
             "attention": tower.attention,
             "device": device_row(device),
             "threads": threads_row(device.type),
-            "libraries": library_row(tuple(sorted({"transformers", type(self._model).__module__.partition(".")[0]}))),
+            "libraries": library_row(packages_of(self._model)),
             "variables": self._variables,
             "precision": precision_row(device.type),
             # such towers are bypassed or refused
@@ -196,7 +197,8 @@ class TowerNames(Closeable):
         else:
             return tower
         attention = _attention_of(weights)
-        code = TowerCode(self._model, self._family.others, self._family.method, attention)
+        kind = EngineCode if has_engine_modules(self._model) else TowerCode
+        code = kind(self._model, self._family.others, self._family.method, attention)
         tower = ReadTower(weights, code, attention, dtype_of(self._model, self._family), read_at)
         self._known[self._part] = tower
         return tower
