@@ -65,6 +65,8 @@ def test_a_store_killed_between_prompts_changes_nothing(
             assert answer.pixels == wanted[prompt, 0]
         assert answer.num_encoded >= 2 * NUM_ENCODERS, "memory that is still mapped may be read"
         assert answer.num_bypassed == 0
+        with ChildService(run_dir, config, tmp_path / "again.json"):
+            assert child.ask("a fox").pixels == wanted["a fox", 0]
 
 
 def test_other_weights_are_encoded(client: Client, flux: Path, tmp_path: Path) -> None:
