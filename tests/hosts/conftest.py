@@ -9,7 +9,19 @@ import pytest
 from scripts.tested_with import note, version_of
 from tests.whole_run import BEGAN_AT, passed_folder
 
-HOSTS = ("vllm", "vllm_omni", "sglang", "sglang_diffusion", "transformers", "diffusers", "ray", "mooncake", "dynamo", "lmdeploy", "ray_serve")
+HOSTS = (
+    "vllm",
+    "vllm_omni",
+    "sglang",
+    "sglang_diffusion",
+    "transformers",
+    "diffusers",
+    "ray",
+    "mooncake",
+    "dynamo",
+    "lmdeploy",
+    "ray_serve",
+)
 PACKAGES = {"ray_serve": ("ray", "vllm"), "sglang_diffusion": ("sglang", "cache_dit")}
 """What must be installed for the tests of a host, if not a package of its name."""
 collect_ignore = [host for host in HOSTS if None in map(find_spec, PACKAGES.get(host, (host,)))]
