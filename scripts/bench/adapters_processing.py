@@ -62,10 +62,10 @@ def _of_one_size(off: Engine, first: Engine, second: Engine, side: int, num_roun
             engine.drain()
         own.append(_prepare_ms(off, picture))
         known.append(_prepare_ms(second, picture))
-        from_file.append(_prepare_ms(off, _picture(side, num_rounds + number).original_bytes))
         name = f"{side} px, {number}"
         _prepare_ms(first, picture, name)
         first.drain()
+        from_file.append(_prepare_ms(off, _picture(side, num_rounds + number).original_bytes))
         by_name.append(_prepare_ms(second, None, name))
     params, base = f"{side} px", statistics.median(without)
     yield row(KNOWN, params, statistics.median(known), "ms", peer=OFF, peer_value=base)

@@ -256,12 +256,8 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
         give_up = self._clock() + MAX_CLAIM_S
         missing = mm_hashes
-        if self._is_quick():
-            keys = [keys_of(self._processor, each)[0] for each in missing]
-            found = self._client.get_many(keys, view=True, timeout_s=_CALL_S) if keys else []
-            for mm_hash, hit in zip(missing, found, strict=True):
-                if hit is not None:
-                    self._note(mm_hash, hit)
+        if missing and self._is_quick():
+            self._find(missing)
             return
         while missing:
             pending = []
@@ -278,6 +274,16 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
                 return
             missing = pending
             wait_for_one(self._client, [keys_of(self._processor, each)[0] for each in missing], self._wait)
+
+    def _find(self, mm_hashes: list[str]) -> None:
+        """Note found items, with one look for all records; claim nothing."""
+        kept = slice(0, 1 if self._counts_only else 2)
+        keys = [key for each in mm_hashes for key in keys_of(self._processor, each)[kept]]
+        found = self._client.get_many(keys, view=True, timeout_s=_CALL_S)
+        step = len(keys) // len(mm_hashes)
+        for mm_hash, counts, pixels in zip(mm_hashes, found[::step], found[step - 1 :: step], strict=True):
+            if counts is not None and pixels is not None:
+                self._hits[mm_hash] = counts, None if self._counts_only else pixels
 
     def _is_quick(self) -> bool:
         """Return whether vLLM processes an item in less time than a wait for another process would take."""
