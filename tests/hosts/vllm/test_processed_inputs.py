@@ -31,8 +31,8 @@ from vllm.multimodal.processing.processor import (
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Claim, Client, Pending
 from mmcached.integrations.processed_inputs import vllm_plugin
-from mmcached.integrations.processed_inputs.items import keys_of
-from mmcached.integrations.processed_inputs.vllm_cache import NUM_QUICK, MmcachedProcessorCache, PixelsNotKept
+from mmcached.integrations.processed_inputs.items import NUM_QUICK, keys_of
+from mmcached.integrations.processed_inputs.vllm_cache import MmcachedProcessorCache, PixelsNotKept
 from mmcached.integrations.processed_inputs.vllm_items import (
     SMALL_BYTES,
     LazyItem,

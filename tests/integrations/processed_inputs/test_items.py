@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mmcached.cache.fingerprints import fingerprint
-from mmcached.client import Client
+from mmcached.client import Claim, Client
 from mmcached.integrations.processed_inputs import ProcessedItem, ProcessedItems, name_of
-from mmcached.integrations.processed_inputs.items import keys_of
+from mmcached.integrations.processed_inputs.items import NUM_QUICK, POLL_S, ProcessingTimes, keys_of
 from tests.client.services import StoreService
 
 PROCESSOR: dict[str, object] = {"class": "Halver", "version": "1.0", "config": {"size": 448}, "kwargs": {}}
@@ -107,6 +107,40 @@ def test_who_wants_counts_and_who_wants_all_make_it_once(client: Client, run_dir
         assert all(each.result(DEADLINE_S) == process().counts for each in asked)
         assert all(torch.equal(each.result(DEADLINE_S).pixels["pixel_values"], PIXELS) for each in whole)
         assert sum(items.num_processed for items in all_items) == 1
+
+
+def test_short_times_are_those_of_all_last_items() -> None:
+    times = ProcessingTimes()
+    for _ in range(NUM_QUICK - 1):
+        times.note(POLL_S / 2)
+    assert not times.are_short, "too few items"
+    times.note(POLL_S / 2)
+    assert times.are_short
+    times.note(POLL_S)
+    for _ in range(NUM_QUICK - 1):
+        assert not times.are_short
+        times.note(POLL_S / 2)
+    assert not times.are_short
+    times.note(POLL_S / 2)
+    assert times.are_short
+
+
+def test_an_item_is_found_or_claimed(client: Client, run_dir: Path) -> None:
+    claim = ProcessedItems(client, PROCESSOR).find_or_claim(ITEM)
+    assert isinstance(claim, Claim)
+    assert claim.is_exclusive
+    with Client(run_dir, fail_open=False) as other:
+        late = ProcessedItems(other, PROCESSOR, timeout_s=0.0).find_or_claim(ITEM)
+        assert isinstance(late, Claim)
+        assert not late.is_exclusive, "it has waited as long as it may"
+        claim.drop()
+        ProcessedItems(client, PROCESSOR).get_or_process(ITEM, process)
+        found = ProcessedItems(other, PROCESSOR).find_or_claim(ITEM)
+        assert isinstance(found, ProcessedItem)
+        client.drop(keys()[1])
+        lost = ProcessedItems(other, PROCESSOR).find_or_claim(ITEM)
+        assert isinstance(lost, Claim)
+        assert lost.key == keys()[1]
 
 
 def test_without_a_service_everybody_makes_it(run_dir: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from mmcached.shm.store.codec import Library, Record
 
 POLL_S = 0.005
 """The shortest wait for an item that another process makes."""
+NUM_QUICK = 8
+"""Items that must have been processed in less than `POLL_S`, one after the other, before new ones are not claimed."""
 _POLLS = 50
 """Number of polls before claims are asked for again."""
 _CALL_S = 1.0
@@ -57,6 +60,21 @@ def wait_for_one(client: Client, keys: Sequence[str], wait: Callable[[float], ob
         if any(client.contains_many(keys, timeout_s=_CALL_S)):
             return
         wait(POLL_S)
+
+
+class ProcessingTimes:
+    """How long the last items took to process; a claim is a message, and a wait takes `POLL_S` or more."""
+
+    def __init__(self) -> None:
+        self._last_s: deque[float] = deque(maxlen=NUM_QUICK)
+
+    @property
+    def are_short(self) -> bool:
+        """Whether to process a new item takes less time than to wait for another process that does."""
+        return len(self._last_s) == NUM_QUICK and max(self._last_s) < POLL_S
+
+    def note(self, seconds: float) -> None:
+        self._last_s.append(seconds)
 
 
 class ProcessedItems:

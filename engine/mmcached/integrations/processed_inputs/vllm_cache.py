@@ -31,7 +31,7 @@ from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Claim, Client, Hit
 from mmcached.client.saver import NotKept
 from mmcached.integrations.processed_inputs.item_saver import ItemSaver
-from mmcached.integrations.processed_inputs.items import POLL_S, ProcessedItem, keys_of, wait_for_one
+from mmcached.integrations.processed_inputs.items import ProcessedItem, ProcessingTimes, keys_of, wait_for_one
 from mmcached.integrations.processed_inputs.vllm_handles import HANDLE, LentPixels
 from mmcached.integrations.processed_inputs.vllm_items import (
     Elements,
@@ -49,8 +49,6 @@ from mmcached.integrations.vllm.keys import says_what_it_is
 
 MAX_CLAIM_S = 10.0
 """The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
-NUM_QUICK = 8
-"""Items that must have been processed in less than `POLL_S`, one after the other, before new ones are not claimed."""
 MAX_NAMED = 4096
 """Names whose content is remembered before those are dropped that have left vLLM's cache."""
 _CALL_S = 1.0
@@ -114,7 +112,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._stale: set[str] = set()  # names that vLLM's sender cache may have with other content
         self._looked_at = 0.0
         self._num_looked = 0
-        self._took_s: deque[float] = deque(maxlen=NUM_QUICK)
+        self._times = ProcessingTimes()
         self._made: dict[str, _New] = {}  # by content: items of this process that are not in the store yet
         self._hits: dict[str, tuple[Hit, Hit | None]] = {}  # by content, as are claims
         self._claims: dict[str, tuple[Claim, float]] = {}
@@ -159,7 +157,8 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
                 return self._found(mm_hash, *self._hits[content])
             return self._whole(mm_hash, self._made[content])
         self.num_processed += 1
-        self._note_time()
+        # An equal share of the request's time.
+        self._times.note((self._clock() - self._looked_at) / max(self._num_looked, 1))
         if content is None or not self.named.is_content(mm_hash, content):
             self.num_not_shared += 1
             return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
@@ -256,7 +255,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
         give_up = self._clock() + MAX_CLAIM_S
         missing = mm_hashes
-        if missing and self._is_quick():
+        if missing and self._times.are_short:
             self._find(missing)
             return
         while missing:
@@ -284,14 +283,6 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         for mm_hash, counts, pixels in zip(mm_hashes, found[::step], found[step - 1 :: step], strict=True):
             if counts is not None and pixels is not None:
                 self._hits[mm_hash] = counts, None if self._counts_only else pixels
-
-    def _is_quick(self) -> bool:
-        """Return whether vLLM processes an item in less time than a wait for another process would take."""
-        return len(self._took_s) == NUM_QUICK and max(self._took_s) < POLL_S
-
-    def _note_time(self) -> None:
-        """Note the time that a new item took, an equal share of its request's; called once for each of them."""
-        self._took_s.append((self._clock() - self._looked_at) / max(self._num_looked, 1))
 
     def _note(self, mm_hash: str, counts: Hit) -> None:
         # The lease keeps the pixels readable for later; nothing is read of them here.

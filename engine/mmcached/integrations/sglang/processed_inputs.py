@@ -16,6 +16,7 @@ import asyncio
 import dataclasses
 import logging
 import pkgutil
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -34,7 +35,7 @@ from mmcached.cache.output_names import PACKAGES
 from mmcached.client import Claim, Client, InvalidRequest
 from mmcached.client.saver import NotKept
 from mmcached.integrations.processed_inputs.item_saver import ItemSaver
-from mmcached.integrations.processed_inputs.items import ProcessedItem, ProcessedItems
+from mmcached.integrations.processed_inputs.items import ProcessedItem, ProcessedItems, ProcessingTimes
 from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.identity import OF_MODEL, OF_PROCESSOR, files_of_processor
 from mmcached.integrations.sglang.settings import SglangSettings
@@ -68,6 +69,7 @@ class SharedArtifacts:
         self.keep: Callable[[str, MediaArtifact], object] = lambda key, artifact: None
         self._items = ProcessedItems(client, processor, view=True, timeout_s=WAIT_S)
         self._saver: ItemSaver[MediaArtifact] = ItemSaver(client, fingerprint(processor), self._lose)
+        self._times = ProcessingTimes()
         self._threads = ThreadPoolExecutor(NUM_WAITING, thread_name_prefix="mmcached-artifacts")
 
     def find(self, key: str) -> MediaArtifact | None:
@@ -97,26 +99,30 @@ class SharedArtifacts:
         self._saver.close()
 
     async def _find_or_make(self, own: Make, entry: MediaArtifactInput) -> MediaArtifact:
-        key = entry.artifact_key
-        asked = self._threads.submit(self._find_or_claim, entry)
+        is_shared, claim = True, None
+        if not self._times.are_short:
+            asked = self._threads.submit(self._find_or_claim, entry)
+            try:
+                found = await asyncio.wrap_future(asked)
+            except asyncio.CancelledError:
+                asked.add_done_callback(_drop_claim)
+                raise
+            if not isinstance(found, Claim | None):
+                return found
+            is_shared, claim = found is not None, found
         try:
-            found = await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(_drop_claim)
-            raise
-        if not isinstance(found, Claim | None):
-            return found
-        try:
+            began = time.monotonic()
             (made,) = await own([entry])
+            self._times.note(time.monotonic() - began)
             num_bytes = estimate_cache_size_bytes(made)
         except BaseException:
-            if found is not None:
-                found.drop()
+            if claim is not None:
+                claim.drop()
             raise
-        if found is not None and num_bytes is not None:
-            self._saver.save(key, made, num_bytes, _processed_of, found)
-        elif found is not None:
-            found.drop()
+        if is_shared and num_bytes is not None:
+            self._saver.save(entry.artifact_key, made, num_bytes, _processed_of, claim)
+        elif claim is not None:
+            claim.drop()
         return made
 
     def _lose(self, key: str, artifact: MediaArtifact) -> None:
