@@ -12,7 +12,8 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +44,7 @@ class _Finder(MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path)
+        spec = find_spec(fullname)  # of the other finders, which may change it too
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._change)
         return spec
