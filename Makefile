@@ -4,6 +4,7 @@
 #   CONSTRAINTS  the file of pinned versions; another file, or nothing (`CONSTRAINTS=`), lets you bring another torch
 #   AREAS        what `make bench` measures
 #   VLLM_SOURCE  a folder with vLLM 0.33's sources, for `make verify-kv-vllm`
+#   VLLM_OMNI_SOURCE  a folder with vllm-omni 0.30's sources, for `make verify-omni`
 #   UPSTREAM     a folder with checkouts of those whose deployments deploy/recipes extends, for `make test-deploy`
 #   SEED         what `make soak` draws its examples from; it shows the one it took, to be given again
 
@@ -70,7 +71,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm verify-omni test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -174,6 +175,9 @@ verify-kv: $(PEERS_INSTALLED) ## the KV cache manager beside vLLM's: a million r
 
 verify-kv-vllm: $(VLLM_HOST_INSTALLED) ## vLLM's own tests, with our KV cache manager in its scheduler's place: VLLM_SOURCE=its sources
 	$(VLLM_HOST)/bin/python -m scripts.verification.vllm_tests "$(VLLM_SOURCE)"
+
+verify-omni: $(OMNI_HOST_INSTALLED) ## vllm-omni's own tests of its prefix cache manager, with ours: VLLM_OMNI_SOURCE=its sources
+	$(OMNI_HOST)/bin/python -m scripts.verification.omni_tests "$(VLLM_OMNI_SOURCE)"
 
 # Status 3: what the area measures is not installed, as it has said.
 bench: $(INSTALLED) ## every area of scripts/bench, one after the other; some: `make bench AREAS="ring kv"`

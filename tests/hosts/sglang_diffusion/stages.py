@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,11 +49,13 @@ def start_rank() -> None:
 class TextStage:
     """SGLang's `TextEncodingStage` of Flux: CLIP, T5, and what a server puts around a stage."""
 
-    def __init__(self, folder: Path, *, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int = 0, clip: Mapping[str, Any] = CLIP, t5: Mapping[str, Any] = T5
+    ) -> None:
         torch.manual_seed(seed)
         self.encoders = [
-            random_weights(CLIPTextModel(_sized(CLIPTextConfig(), CLIP))),
-            random_weights(T5EncoderModel(_sized(T5Config(), T5 | {"num_hidden_layers": 2}))),
+            random_weights(CLIPTextModel(_sized(CLIPTextConfig(), clip))),
+            random_weights(T5EncoderModel(_sized(T5Config(), {**t5, "num_hidden_layers": t5["num_layers"]}))),
         ]
         self._arguments = SimpleNamespace(pipeline_config=FluxPipelineConfig())
         server_args.set_global_server_args(self._arguments)
@@ -64,9 +67,13 @@ class TextStage:
         self._stage._text_encode_dp_group = lambda *values: None
 
     @torch.no_grad()
-    def encode(self, prompt: str, cache: Any) -> list[torch.Tensor]:
-        """Return the states of both encoders, masks and pooled parts of a prompt, in the scope of SGLang's cache."""
-        with cache.scope():
+    def encode(self, prompt: str, cache: Any, *, is_on: bool = True) -> list[torch.Tensor]:
+        """Return the states of both encoders, masks and pooled parts of a prompt, in the scope of SGLang's cache.
+
+        Args:
+            is_on: Whether the cache is asked.
+        """
+        with cache.scope(is_on):
             parts = self._stage.encode_text(prompt, self._arguments, encoder_index=[0, 1], return_attention_mask=True)
         return [each for part in parts for each in part if isinstance(each, torch.Tensor)]
 
@@ -81,7 +88,7 @@ def random_weights(model: Any) -> Any:
     return model.eval()
 
 
-def _sized(config: Any, sizes: dict[str, Any]) -> Any:
+def _sized(config: Any, sizes: Mapping[str, Any]) -> Any:
     for name, value in sizes.items():
         setattr(config.arch_config, name, value)
     return config

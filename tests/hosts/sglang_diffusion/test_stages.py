@@ -193,6 +193,25 @@ def test_a_vae_encodes_a_reference_once() -> None:
             assert torch.equal(found.std, wanted.std)
 
 
+@pytest.mark.parametrize("asked", [object(), float("nan"), torch.ones(2).to_sparse()], ids=["object", "nan", "sparse"])
+def test_unknown_arguments_are_bypassed(tmp_path: Path, asked: Any) -> None:
+    model = TextStage(tmp_path / "1").encoders[0]
+    conditioning = sglang_stages._conditioning()
+    assert conditioning.of_call(lambda: "computed", model, None, ("forward", (asked,), {})) == "computed"
+    assert counters() == (0, 0, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("output", [object(), "no tensor", {"states": torch.full((2,), torch.inf)}])
+def test_other_outputs_are_not_shared(tmp_path: Path, output: Any) -> None:
+    model = TextStage(tmp_path / "1").encoders[0]
+    conditioning = sglang_stages._conditioning()
+    for _ in range(2):
+        found = conditioning.of_call(lambda: output, model, None, ("forward", (1,), {}))
+        assert found is output or torch.equal(found["states"], output["states"])
+    assert conditioning._client.keys("conditioning/*") == []
+
+
 def test_calls_of_several_ranks_are_sglangs() -> None:
     seen: list[Any] = []
 
