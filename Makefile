@@ -163,7 +163,7 @@ test-web: $(INSTALLED) ## the page of the service in a real browser (Debian; 550
 	scripts/verification/chromium.sh
 	$(BIN)/python -m pytest tests/cli/watch/test_overview_page.py
 
-test-deploy: $(INSTALLED) ## what lies in deploy/, by the programs that read it (Debian; 400 MB)
+test-deploy: $(INSTALLED) ## what lies in deploy/, by the programs that read it (Debian; 900 MB)
 	PYTHON=$(PYTHON) tests/deploy/tools.sh
 	UPSTREAM="$(UPSTREAM)" $(BIN)/python -m pytest tests/deploy
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmcached.integrations.vllm.settings import ConnectorSettings
-from tests.deploy.programs import run
+from tests.deploy.programs import program, run
 from tests.deploy.recipes import RECIPES, TOOL, documents, pod, ray_application, recipe, transfer_config
 from tests.deploy.test_kubernetes import VERSIONS, bytes_of, service_of
 from tests.deploy.test_kubernetes import documents as kubernetes
@@ -159,3 +159,14 @@ def test_the_task_runs_in_a_shell_and_installs_what_is_there() -> None:
     assert all((REPOSITORY / each).exists() for each in copied)
     (parts,) = re.findall(r"'\.\[(\w+)\]'", task["setup"])
     assert parts == "store"
+
+
+def test_skypilot_reads_the_task(tmp_path: Path) -> None:
+    code = "import sky, sys; task = sky.Task.from_yaml(sys.argv[1]); print(task.name, task.num_nodes, task.resources)"
+    home = f"HOME={tmp_path}"
+    said = run("env", home, program("sky-python"), "-c", code, RECIPES / "vm" / "task.yaml")
+    assert "vllm-mmcached 1 " in said
+    assert "{'H100': 2}" in said
+    (tmp_path / "task.yaml").write_text("resources: {accelerator: H100}\n")
+    with pytest.raises(AssertionError, match="accelerator"):
+        run("env", home, program("sky-python"), "-c", code, tmp_path / "task.yaml")

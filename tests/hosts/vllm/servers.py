@@ -101,7 +101,7 @@ class VllmServer:
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words],
-                env=_environment()
+                env=server_environment()
                 | {TOWER_FILE: str(self._tower_file), API_FILE: str(self._api_file)}
                 | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
@@ -212,7 +212,8 @@ def free_port() -> int:
     return port
 
 
-def _environment() -> dict[str, str]:
+def server_environment() -> dict[str, str]:
+    """Return the variables of a program with an engine of a tiny model inside, which finds the modules of the tests."""
     return os.environ | {
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(path for path in [os.getcwd(), os.environ.get("PYTHONPATH")] if path),
