@@ -2,6 +2,7 @@
 
     identity          the content of a checkpoint, as a digest
     ranks             agreement of an engine's ranks on what they load
+    encoding_time     an encoder's time, by the items that it has encoded together
     record_form       checks the tensors of a record before a model gets them
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches

@@ -27,6 +27,7 @@ from mmcached.integrations.sglang.identity import item_key
 from mmcached.wire.errors import ConfigError
 from tests.hosts.sglang.conftest import DEADLINE_S
 from tests.integration.lone_frontend import LoneFrontend
+from tests.integration.processes import eventually
 
 ROWS, WIDTH = 196, 128
 CACHE_BYTES = 1 << 26
@@ -104,7 +105,7 @@ def new_engine(environment: None, published: Callable[..., None]) -> Iterator[Ca
         engine.cache.close()
 
 
-def test_the_second_engine_encodes_only_what_is_new(new_engine: Callable[..., Engine]) -> None:
+def test_the_second_engine_encodes_only_what_is_new(store: LoneFrontend, new_engine: Callable[..., Engine]) -> None:
     first, second = new_engine(), new_engine()
     one = first.step(1, 2)
     other = second.step(2, 1, 3)
@@ -114,6 +115,7 @@ def test_the_second_engine_encodes_only_what_is_new(new_engine: Callable[..., En
     assert torch.equal(other[ROWS : 2 * ROWS], one[:ROWS])
     second.step(1)
     assert second.cache.num_found == 2, "SGLang's own cache is asked first"
+    eventually(lambda: store.stats().store.saved.encoder_us, lambda saved_us: saved_us > 0, "hits have saved time")
 
 
 def test_an_item_of_several_spans_is_shared(new_engine: Callable[..., Engine]) -> None:

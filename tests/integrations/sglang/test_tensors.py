@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from mmcached.cache.store_keys import store_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver
@@ -61,6 +63,24 @@ def test_an_embedding_comes_back_owned_with_its_bits(
     found.zero_()  # a view would end this process
     again = present(tensors.get("x"))
     assert torch.equal(again, embedding)
+
+
+def test_embeddings_cost_what_the_engine_took_after_its_last_miss(
+    service: StoreService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1.0, 50.0, 54.0])
+    monkeypatch.setattr("mmcached.client.device.stopwatch.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    with Saver(client, max_bytes=1 << 20, delay_s=0.5) as saver:  # the puts begin after the second save
+        tensors = SharedEmbeddings(client, saver, device_of("cpu", max_pinned_bytes=0), FORMS)
+        tensors.note_miss()
+        tensors.note_miss()
+        for key, num_rows in {"small": 1, "large": 3}.items():
+            tensors.save(key, torch.zeros(num_rows, WIDTH))
+        assert saver.drain(DEADLINE_S)
+    found: list[float] = []
+    saved = service.desk.records.saved
+    service.call(lambda: found.extend(saved.cost_s(store_key("", key)) for key in ("small", "large")))
+    assert found == [1.0, 3.0]
 
 
 def test_an_embedding_stays_until_the_device_has_read_it(service: StoreService, client: Client, saver: Saver) -> None:

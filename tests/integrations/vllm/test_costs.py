@@ -10,7 +10,7 @@ import torch
 
 from mmcached.cache.store_keys import store_key
 from mmcached.client.device.devices import Host, Other
-from mmcached.integrations.vllm.encoding_time import EncodingTime
+from mmcached.integrations.encoding_time import EncodingTime
 from tests.client.services import StoreService
 from tests.integrations.vllm.steps import PREFIX, Request, Steps, item
 from tests.present import present

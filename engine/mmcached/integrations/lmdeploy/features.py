@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import compress
 from typing import Any
@@ -85,11 +86,13 @@ class SharedFeatures(Closeable):
         missing = [features is None for features in found]
         if any(missing):
             left = list(compress(items, missing))
+            began = time.perf_counter()
             made = features_by_item(await own(with_items(messages, missing)), left)
+            cost_s = (time.perf_counter() - began) / len(left)
             if made is None:
                 self._say("LMDeploy's messages have no features where the adapter knows them")
                 return await own(messages)
-            await self._in_thread(self._save, list(compress(keys, missing)), left, made)
+            await self._in_thread(self._save, list(compress(keys, missing)), left, made, cost_s)
             rest = iter(made)
             found = [next(rest) if features is None else features for features in found]
         messages.append({"role": "forward", "content": [each for features in found for each in features or []]})
@@ -142,11 +145,12 @@ class SharedFeatures(Closeable):
             return None
         return list(record[FEATURES])
 
-    def _save(self, keys: Sequence[str], items: Sequence[Item], made: Sequence[Features]) -> None:
+    def _save(self, keys: Sequence[str], items: Sequence[Item], made: Sequence[Features], cost_s: float) -> None:
         for key, item, features in zip(keys, items, made, strict=True):
             # LMDeploy may change a feature while it is saved, and one may be a part of a larger tensor.
             wait = self._device.begin_copy([each.detach().clone() for each in features])
-            self._saver.save(key, sum(each.nbytes for each in features), self._make_record(item, wait))
+            nbytes = sum(each.nbytes for each in features)
+            self._saver.save(key, nbytes, self._make_record(item, wait), cost_s=lambda: cost_s)
 
     def _make_record(self, item: Item, wait: Callable[[], list[torch.Tensor]]) -> Callable[[], dict[str, Any]]:
         def make() -> dict[str, Any]:

@@ -112,6 +112,7 @@ class EngineCache(MultiModalStaticCache, Closeable):
             key = self._key(mm_hash)
             embedding = None if key is None else self._tensors.get(key)
         if embedding is None:
+            self._tensors.note_miss()
             return None
         self.num_found += 1
         found = EmbeddingResult(embedding=embedding)

@@ -2,6 +2,7 @@
 
     get, open ──> record? ──of a form that the model takes──> a tensor on the device
                     └──of another form: it is dropped for all processes, and a miss
+    note_miss ──> the engine encodes; the time until the first `save` is what the saved embeddings cost
     save ──> the device begins a copy ──> saver's thread: the copy has ended ──> record
 
 A record has two dimensions, (rows, width), as SGLang reads it. Only the engine's thread calls; a saved tensor must not
@@ -17,6 +18,7 @@ import torch
 from mmcached.client import Client, Hit
 from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver
+from mmcached.integrations.encoding_time import EncodingTime
 from mmcached.integrations.record_form import PartForm
 
 TENSOR = "embedding"
@@ -40,6 +42,7 @@ class SharedEmbeddings:
         self._device = device
         self._forms = set(forms)
         self._is_writer = is_writer
+        self._encoding: EncodingTime | None = None
 
     def get(self, key: str) -> torch.Tensor | None:
         """Return a copy of a key's embedding on the device, ready for work queued on the current stream; or None."""
@@ -53,6 +56,11 @@ class SharedEmbeddings:
         """
         return self._own(self._client.open(token, view=self._device.reads_in_place, counts=False), key)
 
+    def note_miss(self) -> None:
+        """Note that the engine encodes from now on. After several misses it encodes their items together."""
+        watch = self._device.stopwatch() if self._is_writer else None
+        self._encoding = None if watch is None else EncodingTime(watch)
+
     def save(self, key: str, embedding: torch.Tensor) -> bool:
         """Save an embedding, computed on any stream; return whether it was accepted.
 
@@ -65,8 +73,12 @@ class SharedEmbeddings:
         self._forms.add(_form_of(embedding))
         if not self._is_writer:
             return False
+        num_rows, cost_s = len(embedding), None
+        if self._encoding is not None:
+            self._encoding.add(num_rows)
+            cost_s = self._encoding.share(num_rows)
         wait = self._device.begin_copy([embedding])
-        return self._saver.save(key, embedding.nbytes, lambda: {TENSOR: wait()[0]})
+        return self._saver.save(key, embedding.nbytes, lambda: {TENSOR: wait()[0]}, cost_s=cost_s)
 
     def drop(self, key: str) -> None:
         if self._is_writer:

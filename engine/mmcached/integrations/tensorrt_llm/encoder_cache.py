@@ -82,7 +82,11 @@ class SharedEncoderCache(Closeable):
     def get(self, key: Any) -> torch.Tensor | None:
         """Return the output of an item, on the model's device; None if a rank lacks it."""
         found: torch.Tensor | None = self._own_get(key)
-        return self._find(key) if found is None else found
+        if found is None:
+            found = self._find(key)
+            if found is None and self._tensors is not None:
+                self._tensors.note_miss()
+        return found
 
     def put(self, key: Any, value: torch.Tensor) -> bool:
         is_kept = bool(self._own_put(key, value))

@@ -13,7 +13,6 @@
     scheduler_side    which items are loaded, encoded and saved
     leases, claims    the scheduler's read leases, and its claims on keys to be encoded
     worker_side       loads and saves
-    encoding_time     the encoder's time in one step, by item
     records           encoder outputs as records of the store, and their validation
     metrics           counters in vLLM's log and /metrics
 

@@ -27,8 +27,8 @@ import torch
 from mmcached.client import Client, Hit
 from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver
+from mmcached.integrations.encoding_time import EncodingTime
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.vllm.encoding_time import EncodingTime
 from mmcached.integrations.vllm.messages import Load, StepOrders, StepReport
 from mmcached.integrations.vllm.records import EMBEDS, mismatch, record_of
 

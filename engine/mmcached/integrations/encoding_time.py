@@ -1,7 +1,7 @@
-"""Divides the time of the encoder in one step among the items that it has encoded.
+"""Divides the time of an encoder among the items that it has encoded together.
 
-vLLM encodes the items of a step in batches, and then passes all outputs to the connector, so the time of one item is
-not known. Each item has the share of its rows.
+A host program encodes the items of a step in batches, and then passes on all outputs, so the time of one item is not
+known. Each item has the share of its rows.
 """
 
 from __future__ import annotations
