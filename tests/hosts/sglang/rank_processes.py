@@ -13,7 +13,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,22 @@ class Ranks:
             for rank, run_dir in enumerate(run_dirs)
         ]
 
-    def tell(self, name: str, *values: Any, ranks: tuple[int, ...] = (0, 1)) -> list[Any]:
-        """Return the answers of the ranks; a process that has ended has none."""
+    def tell(
+        self, name: str, *values: Any, ranks: tuple[int, ...] = (0, 1), meanwhile: Callable[[], object] = bool
+    ) -> list[Any]:
+        """Return the answers of the ranks; a process that has ended has none. Call `meanwhile` before they come."""
         for rank in ranks:
             stdin = self.processes[rank].stdin
             assert stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 stdin.write(json.dumps([name, *values]).encode() + b"\n")
                 stdin.flush()
+        meanwhile()
         return [self._answer(rank) for rank in ranks]
 
-    def step(self, *pictures: int) -> tuple[str, list[int]]:
+    def step(self, *pictures: int, meanwhile: Callable[[], object] = bool) -> tuple[str, list[int]]:
         """Return the digest of the pictures' embeddings, and what was encoded; equal in both ranks."""
-        one, other = self.tell("step", *pictures)
+        one, other = self.tell("step", *pictures, meanwhile=meanwhile)
         assert one == other
         assert one is not None, "both have ended"
         return one["sha256"], one["encoded"]

@@ -130,12 +130,13 @@ def test_a_killed_rank_costs_its_engine_only(
 
 def test_ranks_go_on_without_the_store(checkpoint: Path, store: LoneFrontend) -> None:
     with ranks(ENGINE, checkpoint, store.directory.path) as engine:
-        digest, _ = engine.step(1)
-        store.kill()
-        assert engine.step(1, 2)[1] == [2]
-        engine.tell("forget")
-        assert engine.step(1)[0] == digest, "found in the memory that is left, or encoded"
-        store.start()
+        pictures = range(200, 220)
+        digest, _ = engine.step(*pictures)
+        for _ in range(3):
+            engine.tell("forget")
+            assert engine.step(*pictures, meanwhile=store.kill)[0] == digest
+            assert engine.step(*pictures, 1)[1] in ([1], []), "found in the memory that is left, or encoded"
+            store.start()
         give_up = time.monotonic() + DEADLINE_S
         for picture in itertools.count(3):  # a client connects again in a while
             digest, _ = engine.step(picture)
