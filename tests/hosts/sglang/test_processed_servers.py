@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from mmcached.client import Client
 from tests.hosts.prompts import image, text
 from tests.hosts.sglang import processor_count
 from tests.hosts.sglang.test_servers import ask, server
 from tests.integration.lone_frontend import LoneFrontend
+from tests.integration.processes import eventually
 
 SHARED = "mmcached: processed inputs are shared with the SGLang processes of this host"
 """The page says that this is in the log, at SGLang's default level."""
@@ -42,6 +44,8 @@ def test_a_second_server_does_not_run_the_processor(checkpoint: Path, store: Lon
     with server(checkpoint, tmp_path / "one.log", asked | processor_count.provide(one), *trusting) as port:
         said = [ask(port, *question) for question in questions]
         assert processor_count.num_processed(one) == 3
+        with Client(store.directory.path) as client:  # the answer does not wait for the store
+            eventually(lambda: client.keys("processed-item/*/counts"), lambda keys: len(keys) == 3, "all are put")
     path.unlink()
     with server(checkpoint, tmp_path / "other.log", asked | processor_count.provide(other), *trusting) as port:
         assert [ask(port, *question) for question in questions] == said
