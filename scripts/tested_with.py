@@ -118,9 +118,17 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def _is_in_history(commit: str) -> bool:
+    asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(asked, cwd=REPOSITORY, capture_output=True, check=False).returncode == 0
+
+
 def main() -> None:
     """Take all notes into the page."""
     notes = [json.loads(path.read_text()) for path in sorted(NOTES.glob("*.json"))]
+    for each in [each for each in notes if not _is_in_history(each["commit"])]:
+        print(f"{each['host']}: its note is left out, because {each['commit']} is no ancestor of this commit")
+        notes.remove(each)
     PAGE.write_text(merged(PAGE.read_text(), notes))
     print(f"{len(notes)} notes taken into {PAGE.relative_to(REPOSITORY)}")
     rows = rows_of(PAGE.read_text())

@@ -81,6 +81,15 @@ def test_only_a_run_of_one_commit_leaves_a_note(
     git("commit", "--quiet", "--message=b")
     assert not is_noted(first)
 
+    page = tmp_path / "docs" / "tested-with.md"
+    page.write_text(PAGE_TEXT)
+    monkeypatch.setattr(tested_with, "PAGE", page)
+    note("valkey", version="8.1.1", num_passed=3, began_at=commit_of_code())
+    git("commit", "--quiet", "--amend", "--message=another")
+    tested_with.main()
+    assert "valkey: its note is left out" in capsys.readouterr().out
+    assert page.read_text() == PAGE_TEXT
+
 
 def test_every_folder_of_a_host_leaves_notes_and_every_row_has_a_host() -> None:
     hosts = REPOSITORY / "tests" / "hosts"
