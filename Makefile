@@ -34,6 +34,8 @@ RAY_HOST := .venv-ray
 RAY_HOST_INSTALLED := $(RAY_HOST)/.installed
 MOONCAKE_HOST := .venv-mooncake
 MOONCAKE_HOST_INSTALLED := $(MOONCAKE_HOST)/.installed
+RAY_SERVE_HOST := $(VLLM_HOST)/ray-serve
+RAY_SERVE_HOST_INSTALLED := $(RAY_SERVE_HOST)/.installed
 DYNAMO_HOST := $(VLLM_HOST)/dynamo
 DYNAMO_HOST_INSTALLED := $(DYNAMO_HOST)/.installed
 LMDEPLOY_HOST := $(TRANSFORMERS_HOST)/lmdeploy
@@ -50,6 +52,7 @@ DIFFUSION := diffusers==0.40.0 accelerate==1.12.0 addict aenum==3.1.16 antlr4-py
   imageio imageio-ffmpeg janus omegaconf prettytable python-dateutil six soxr wcwidth
 SGLANG := sglang==0.5.23
 RAY := ray==2.60.0
+RAY_SERVE := 'ray[serve]==2.60.0' boto3 jsonref pyarrow
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 TRANSFORMERS := transformers==5.23.0 peft==0.21.2 openai==3.57.0
 DIFFUSERS := diffusers==0.42.1 transformers==5.23.0
@@ -71,7 +74,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv verify-kv-vllm verify-omni test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm verify-omni test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-ray-serve test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -134,6 +137,9 @@ test-dynamo: $(DYNAMO_HOST_INSTALLED) ## workers of Dynamo, in the environment o
 test-lmdeploy: $(LMDEPLOY_HOST_INSTALLED) ## the adapter for LMDeploy, in the environment of `test-transformers` (500 MB)
 	PYTHONPATH=$(LMDEPLOY_HOST) HF_HUB_OFFLINE=1 $(TRANSFORMERS_HOST)/$(HOST_PYTEST) tests/hosts/lmdeploy
 
+test-ray-serve: $(RAY_SERVE_HOST_INSTALLED) ## the recipe for Ray Serve LLM, beside the environment of `test-vllm`
+	$(RAY_SERVE_HOST)/$(HOST_PYTEST) tests/hosts/ray_serve
+
 test-packaging: $(INSTALLED) $(RELEASE_INSTALLED) ## build a release, check it, and install it with each Python here: a minute or two
 	$(BIN)/python -m pytest -m packaging tests/house/test_installs.py -o faulthandler_timeout=0
 
@@ -151,7 +157,7 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
 	@$(MAKE) --no-print-directory verify-kv
-	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy HOST_TESTS="not chaos"
+	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-ray-serve HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -236,6 +242,16 @@ $(DYNAMO_HOST_INSTALLED): $(VLLM_HOST_INSTALLED)
 	$(call INSTALLING,Dynamo (250 MB))
 	rm -rf $(DYNAMO_HOST)
 	$(VLLM_HOST)/bin/python -m pip install --quiet --no-deps --target $(DYNAMO_HOST) $(DYNAMO)
+	touch $@
+
+# An environment that sees vLLM's packages, and has beside them what Ray Serve LLM imports; `ray[llm]` asks for vLLM with CUDA.
+$(RAY_SERVE_HOST_INSTALLED): $(VLLM_HOST_INSTALLED)
+	$(call INSTALLING,Ray Serve (600 MB))
+	rm -rf $(RAY_SERVE_HOST)
+	$(VLLM_HOST)/bin/python -m venv $(RAY_SERVE_HOST)
+	$(VLLM_HOST)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(RAY_SERVE_HOST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm.pth"
+	$(RAY_SERVE_HOST)/bin/python -m pip install --quiet $(RAY_SERVE)
 	touch $@
 
 $(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchvision_on_cpu.py
