@@ -1,9 +1,11 @@
 """Measures the adapter for Transformers beside a model, and an image processor, without it: on the CPU, in one process.
 
 features   the forward pass of a prompt with a picture that the store has, and with one that it has not
+tiles      the forward pass of a prompt with a screenshot of 5 tiles, of which one or all have changed
 images     an image processor that is given the file of a picture that it has seen
 
-The tower has 12 layers of width 768 at 224 px, as ViT-B/16; the text model is small. Weights are random.
+The tower has 12 layers of width 768 at 224 px, as ViT-B/16, for tiles 6 layers at 336 px; the text model is small.
+Weights are random.
 """
 
 from __future__ import annotations
@@ -29,15 +31,20 @@ IMAGE_TOKEN = 500
 NUM_ROWS = 196
 OFF = "without the adapter"
 TOWER, FILE = "tower of 86 M, 224 px", "JPEG of 1920 × 1080"
+TOWER_SIZE = {"image_size": 224, "num_hidden_layers": 12}
+NUM_TILES, NUM_TILED_ROWS = 5, 2928
+TILED = "LLaVA-NeXT, 5 tiles of 336 px"
 BOUNDS = [
     Bound("reach", "forward, picture seen", TOWER, OFF, 0.1),
     Bound("reach", "forward, picture new", TOWER, OFF, 1.03),
+    Bound("reach", "forward, 1 tile of 5 changed", TILED, OFF, 0.4),
+    Bound("reach", "forward, 5 tiles of 5 changed", TILED, OFF, 1.03),
     Bound("reach", "image processor, file seen", FILE, OFF, 0.1),
 ]
 
 
-def make_model() -> Any:
-    """Return LLaVA with a tower of usual size and a tiny text model.
+def make_model(*, has_tiles: bool = False) -> Any:
+    """Return LLaVA, or LLaVA-NeXT, with a tower of usual width and a tiny text model.
 
     Raises:
         Unavailable: Transformers is not installed.
@@ -46,20 +53,22 @@ def make_model() -> Any:
         import transformers
     except ImportError as error:
         raise Unavailable("transformers is not installed") from error
-    vision = transformers.SiglipVisionConfig(
-        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224
-    )
+    size = {"image_size": 336, "patch_size": 14, "num_hidden_layers": 6} if has_tiles else TOWER_SIZE
+    vision = transformers.SiglipVisionConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12, **size)
     text = transformers.LlamaConfig(
         vocab_size=512, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
     )
-    config = transformers.LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=IMAGE_TOKEN,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="full",
-    )
-    return transformers.LlavaForConditionalGeneration(config).eval()
+    settings: dict[str, Any] = {
+        "vision_config": vision,
+        "text_config": text,
+        "image_token_index": IMAGE_TOKEN,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+    if has_tiles:
+        config = transformers.LlavaNextConfig(**settings, image_grid_pinpoints=[[672, 672]])
+        return transformers.LlavaNextForConditionalGeneration(config).eval()
+    return transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(**settings)).eval()
 
 
 def compare_forwards(client: Client, num_rounds: int) -> Iterator[Row]:
@@ -92,6 +101,45 @@ def compare_forwards(client: Client, num_rounds: int) -> Iterator[Row]:
         )
 
 
+def compare_tiles(client: Client, num_rounds: int) -> Iterator[Row]:
+    model = make_model(has_tiles=True)
+    import torch
+
+    from mmcached.integrations.transformers import cached_image_features
+
+    ids = torch.tensor([[1, *NUM_TILED_ROWS * [IMAGE_TOKEN], 5, 6, 7]])
+    sizes = torch.tensor([[672, 672]])
+    seeds = count()
+
+    def screenshot(num_changed: int = NUM_TILES) -> torch.Tensor:
+        pixels = torch.zeros(1, NUM_TILES, 3, 336, 336) + torch.arange(1, NUM_TILES + 1).view(1, -1, 1, 1, 1)
+        of_changed = 1, num_changed, 3, 336, 336
+        pixels[:, :num_changed] = torch.randn(of_changed, generator=torch.Generator().manual_seed(next(seeds)))
+        return pixels
+
+    def plain(pixels: torch.Tensor) -> float:
+        return wall_us(lambda: model(input_ids=ids, pixel_values=pixels, image_sizes=sizes))
+
+    def cached(pixels: torch.Tensor) -> float:
+        with cached_image_features(model, client):
+            return plain(pixels)
+
+    with torch.no_grad():
+        cached(screenshot(0))
+        sides = {
+            "1": lambda: cached(screenshot(1)),
+            str(NUM_TILES): lambda: cached(screenshot()),
+            OFF: lambda: plain(screenshot()),
+        }
+        figures = harness.compare(sides, num_rounds)
+    for num_changed in ("1", str(NUM_TILES)):
+        name, ours = (
+            f"forward, {num_changed} tile{'s' * (num_changed != '1')} of {NUM_TILES} changed",
+            figures[num_changed],
+        )
+        yield row(name, TILED, ours / 1000, "ms", peer=OFF, peer_value=figures[OFF] / 1000)
+
+
 def compare_processors(client: Client, num_rounds: int) -> Iterator[Row]:
     try:
         from transformers.image_utils import load_image
@@ -122,13 +170,17 @@ def open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
     run_dir = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
     undo.enter_context(frontend(run_dir))
     client = undo.enter_context(Client(run_dir, fail_open=False))
-    return {"features": partial(compare_forwards, client), "images": partial(compare_processors, client)}
+    return {
+        "features": partial(compare_forwards, client),
+        "tiles": partial(compare_tiles, client),
+        "images": partial(compare_processors, client),
+    }
 
 
 if __name__ == "__main__":
     harness.main(
         "image features and processed images of Transformers",
-        ["features", "images"],
+        ["features", "tiles", "images"],
         open_sections,
         rounds=(NUM_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

@@ -128,6 +128,14 @@ def test_without_the_store_a_tile_changes_no_bit_of_another(family: str) -> None
 
 @pytest.mark.parametrize("family", SCREENS)
 @torch.no_grad()
+def test_without_the_store_a_tile_of_many_has_the_bits_of_the_tile_alone(family: str) -> None:
+    model, _ = models.make(family)
+    inputs = processed(family, screen())
+    assert_equal(tensors(ask(model, inputs)), one_by_one(model, inputs))
+
+
+@pytest.mark.parametrize("family", SCREENS)
+@torch.no_grad()
 def test_one_tile_of_a_screen_is_encoded_if_one_has_changed(client: Client, family: str) -> None:
     model, _ = models.make(family)
     num_tiles = SCREENS[family][1]
@@ -181,6 +189,32 @@ def test_screens_of_several_sizes_in_one_call(client: Client, family: str) -> No
         for inputs, features_of in zip(together, wanted[len(alone) :], strict=True):
             check(model, inputs, features_of)
     assert features.num_encoded == num_encoded
+
+
+@torch.no_grad()
+def test_minicpm_without_its_merger(client: Client) -> None:
+    model, inputs = models.make("minicpmv")
+    pixels, sizes = inputs["pixel_values"], inputs["target_sizes"]
+    wanted = [
+        model.get_image_features(part.contiguous(), size[None], downsample_mode="4x").pooler_output[0]
+        for part, size in zip(torch.split(pixels, [96 * 14, 32 * 14], -1), sizes, strict=True)
+    ]
+    with cached_image_features(model, client) as features:
+        ask(model, inputs)
+        for _ in range(2):
+            assert_equal(model.get_image_features(pixels, sizes, downsample_mode="4x").pooler_output, wanted)
+    assert (features.num_encoded, features.num_bypassed) == (4, 0)
+
+
+@torch.no_grad()
+def test_minicpm_whose_tiles_depend_on_each_other_is_left_alone(client: Client) -> None:
+    """Without a layer to insert the merger after, the model takes features of one tile for another's."""
+    model, inputs = models.make("minicpmv")
+    model.config.vision_config.insert_layer_id = -1
+    wanted = tensors(ask(model, inputs))
+    with cached_image_features(model, client) as features:
+        assert_equal(tensors(ask(model, inputs)), wanted)
+    assert (features.num_images, features.num_bypassed) == (0, 1)
 
 
 @torch.no_grad()
