@@ -2,6 +2,7 @@
 
 get    a record of 4.7 MiB that the other host has, until a client holds it; beside GET of redis-py and of a bare socket
 ahead  a hit of such a record that was prefetched, beside a hit of a record that this host has put; eight, beside gets
+drop   a record on both hosts, beside DEL of redis-py; and the longest time until the other host has dropped its copy
 put    the same record, beside a put of a store without a second level; one alone, and eight in a row
 hit    the slowest of a hundred first-level hits, while the server is well, stopped, full, and dead
 call   the longest miss, against its deadline, while the server is stopped
@@ -42,6 +43,7 @@ RAW, REDIS_PY, WITHOUT = "bare socket", "redis-py", "without a second level"
 PUT_HERE, NOT_AHEAD = "a record of this host", "without prefetch"
 NUM_IN_A_ROW = 8
 NUM_AHEAD = 8
+PROMISED_MS = 3000
 NUM_HITS = 2000
 NUM_MISSES = 20
 NUM_CLIENTS, NUM_PROCESSES, NUM_ITEMS = 32, 4, 100
@@ -55,6 +57,8 @@ BOUNDS = [
     Bound("try", "get", SIZE, RAW, 1.25),
     Bound("reach", "ahead", f"hit of {SIZE}", PUT_HERE, 1.1),
     Bound("reach", "ahead", f"{NUM_AHEAD} records of a turn", NOT_AHEAD, 0.1),
+    Bound("try", "drop", "until it is confirmed", REDIS_PY, 20.0),
+    Bound("reach", "drop", "longest until no copy is left", "what is promised", 1.0),
     Bound("reach", "put", "one alone", WITHOUT, 1.05),
     Bound("try", "put", f"{NUM_IN_A_ROW} in a row", WITHOUT, 1.05),
     *[Bound("reach", "hit, p99", state, WITHOUT, 1.1) for state in STATES],
@@ -147,7 +151,7 @@ def gets(hosts: Hosts, num_rounds: int) -> list[Row]:
         python.set("plain", hosts.record["x"].tobytes())
 
         def of_other_host() -> float:
-            b.drop(key)
+            b.drop(key, local=True)
             return timed(lambda: held(b, key))
 
         samplers: dict[str, Sampler] = {
@@ -185,6 +189,35 @@ def ahead(hosts: Hosts, num_rounds: int) -> Iterator[Row]:
     yield row("ahead", f"hit of {SIZE}", figures["ours"], "us", peer=PUT_HERE, peer_value=figures[PUT_HERE])
 
 
+def drops(hosts: Hosts, num_rounds: int) -> Iterator[Row]:
+    """Have the first host drop records of which the second has copies."""
+    a, b = hosts.clients["a"], hosts.clients["b"]
+    ended_ms: list[float] = []
+
+    def here() -> float:
+        key = hosts.new_key()
+        a.put(key, hosts.record)
+        hosts.wait_for(key)
+        held(b, key)
+        taken = timed(lambda: a.drop(key))
+        began = time.perf_counter()
+        while b.exists(key):
+            time.sleep(0.001)
+        ended_ms.append(1000 * (time.perf_counter() - began))
+        return taken
+
+    with contextlib.closing(connect_redis(hosts.path)) as python:
+
+        def there() -> float:
+            python.set("plain", hosts.record["x"].tobytes())
+            return timed(lambda: python.delete("plain"))
+
+        figures = compare({"ours": here, REDIS_PY: there}, num_rounds)
+    yield row("drop", "until it is confirmed", figures["ours"], "us", peer=REDIS_PY, peer_value=figures[REDIS_PY])
+    params = "longest until no copy is left"
+    yield row("drop", params, max(ended_ms), "ms", peer="what is promised", peer_value=PROMISED_MS)
+
+
 def fetch_ahead(client: Client, keys: list[str]) -> None:
     """Prefetch records, and wait until all are here; one that was late is asked for again."""
     while not all(client.contains_many(keys)):
@@ -193,8 +226,7 @@ def fetch_ahead(client: Client, keys: list[str]) -> None:
 
 
 def drop_here(client: Client, keys: list[str]) -> None:
-    for key in keys:
-        client.drop(key)
+    client.delete(*keys, local=True)
 
 
 def held(client: Client, key: str) -> object:
@@ -345,6 +377,7 @@ def _open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
     return {
         "get": partial(gets, hosts),
         "ahead": partial(ahead, hosts),
+        "drop": partial(drops, hosts),
         "put": partial(puts, hosts),
         "hit": partial(hits, hosts),
         "call": partial(longest_call, hosts),
@@ -355,7 +388,7 @@ def _open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
 def main() -> None:
     harness.main(
         "two hosts with a second level between them",
-        ["get", "ahead", "put", "hit", "call", "once"],
+        ["get", "ahead", "drop", "put", "hit", "call", "once"],
         _open_sections,
         rounds=(USUAL_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

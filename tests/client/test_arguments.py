@@ -192,6 +192,7 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("put", "$.x", ("k", {"x": object()}), {}),
     ("put", "$.x[1]", ("k", {"x": [1, {2}]}), {}),
     ("drop", "key", (5,), {}),
+    *((verb, "local", ("k",), {"local": 1}) for verb in ("drop", "delete")),
     *(
         ("get", "tensors", ("k",), {"tensors": wrong})
         for wrong in ("jax", np.zeros(2), torch.zeros(2), deep(), [deep()], None, Unprintable(), range(1 << 40))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Literal
 
-from mmcached.frontend.store.second_level import SAVES_WAIT_S
+from mmcached.frontend.store.save_queue import SAVES_WAIT_S
 from mmcached.shm import encode
 from mmcached.shm.store.codec import Record
 from mmcached.wire.messages import client as to_client

@@ -15,6 +15,7 @@ from mmcached.second_level.namespaces import key_prefix
 from mmcached.wire.limits import LimitsConfig
 from tests.integration.processes import eventually, role_pids
 from tests.integration.test_two_hosts import Hosts, is_right, record
+from tests.integration.test_two_hosts_storm import second_level_pid
 from tests.second_level.servers import Server, find_program, short_folder
 
 PATIENT = LimitsConfig(l2_timeout_ms=20_000, l2_claim_wait_ms=20_000, flush_interval_s=0.0)
@@ -38,6 +39,11 @@ def hosts(server: Server) -> Iterator[Hosts]:
         hosts = Hosts(folder, server.url, stack, PATIENT)
         hosts.check()
         yield hosts
+
+
+def kill(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 def computed_on(client: Client, server: Server, name: str, namespace: str = "") -> list[str]:
@@ -69,9 +75,7 @@ def test_records_are_prefetched_also_around_deaths(hosts: Hosts, server: Server)
     eventually(lambda: [is_here(bob, key) for key in keys], all, "all records")
     keys = computed_on(ann, server, "second")
     bob.prefetch(keys)
-    (frontend,) = role_pids(hosts.services[1].process.pid)["frontend"]
-    assert frontend is not None
-    os.kill(frontend, signal.SIGKILL)
+    kill(*role_pids(hosts.services[1].process.pid)["frontend"])
     hosts.check()
 
     def are_here() -> bool:
@@ -79,6 +83,30 @@ def test_records_are_prefetched_also_around_deaths(hosts: Hosts, server: Server)
         return all(is_here(bob, key) for key in keys)
 
     eventually(are_here, bool, "all records, after the next frontend was asked")
+
+
+def test_a_drop_reaches_all_hosts_also_around_deaths(hosts: Hosts, server: Server) -> None:
+    ann, bob = hosts.clients
+    keys = computed_on(ann, server, "dropped")
+    assert bob.prefetch(keys) == NUM
+    eventually(lambda: [is_here(bob, key) for key in keys], all, "all records")
+    assert all(bob.drop(key) for key in keys[:5])
+    assert num_saved(server, keys) == NUM - 5
+    assert all(bob.get(key) is None for key in keys[:5])
+    eventually(lambda: [is_here(ann, key) for key in keys[:5]], lambda found: not any(found), "the other copies' end")
+    kill(second_level_pid(hosts.services[0]))
+    assert all(bob.drop(key) for key in keys[5:10])
+    eventually(lambda: [is_here(ann, key) for key in keys[5:10]], lambda found: not any(found), "their end")
+    kill(*role_pids(hosts.services[0].process.pid)["frontend"])
+    assert all(bob.drop(key) for key in keys[10:15])
+    eventually(lambda: [is_here(ann, key) for key in keys[10:15]], lambda found: not any(found), "their end")
+    kill(second_level_pid(hosts.services[1]))
+    eventually(lambda: [bob.drop(key) for key in keys[15:]], all, "a process that confirms")
+    eventually(lambda: [is_here(ann, key) for key in keys[15:]], lambda found: not any(found), "their end")
+    for client in hosts.clients:
+        assert all(client.get(key) is None for key in keys)
+    assert ann.put(keys[0], record(keys[0]))
+    eventually(lambda: bob.get(keys[0]) is not None, bool, "what was put later")
 
 
 def test_two_fleets_on_one_server_neither_find_nor_flush_each_other(server: Server) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mmcached.second_level.backend import BackendError, BackendLate, Value
+from mmcached.second_level.drops import with_entry
 
 
 class PlainServer:
@@ -50,6 +51,16 @@ class PlainBackend:
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
         self._begin("put", deadline)
         self._server.values[name] = b"".join(pieces)
+
+    def remove(self, names: Sequence[str], *, deadline: float) -> None:
+        self._begin("remove", deadline)
+        for name in names:
+            self._server.values.pop(name, None)
+
+    def log_drop(self, name: str, entry: bytes, *, ttl_s: float, deadline: float) -> None:
+        self._begin("log_drop", deadline)
+        with self._server.lock:
+            self._server.values[name] = with_entry(self._server.values.get(name), entry)
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         self._begin("claim", deadline)

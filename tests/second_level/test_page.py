@@ -38,6 +38,8 @@ def test_the_acl_user_may_do_what_is_needed_and_no_more(server: Server, make_rec
     records.drop_claim(NAME, deadline=in_time())
     (found,) = records.get_many([NAME], deadline=in_time())
     assert isinstance(found, Found)
+    records.drop(NAME, deadline=in_time())
+    assert records.take_drops(deadline=in_time()) == ([], False)
     records.flush(deadline=in_time())
     with server.client() as client:
         client.execute_command("AUTH", "mmcached", "PASSWORD")

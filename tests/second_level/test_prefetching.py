@@ -111,8 +111,11 @@ def test_the_page_runs(fleet: Fleet) -> None:
     for key in ("cat@v1", "dog@v1"):
         ann.put(key, numbers(1))
     eventually(lambda: of_ann.stats().puts_kept, lambda count: count == 2, "the saves")
-    (prefetching,) = code(REPOSITORY / "docs" / "fleet.md", "py")
+    prefetching, dropping = code(REPOSITORY / "docs" / "fleet.md", "py")
     names: dict[str, Any] = {"client": bob}
     exec(prefetching, names)
     assert names["num_begun"] == 2
     eventually(lambda: bob.contains_many(["cat@v1", "dog@v1"]), all, "both records")
+    exec(dropping, names)
+    assert names["is_certain"]
+    assert bob.get("cat@v1") is None

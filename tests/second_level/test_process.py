@@ -83,7 +83,7 @@ def test_a_record_that_is_replaced_is_replaced_there_too(fleet: Fleet) -> None:
     eventually(lambda: kept(of_ann), lambda count: count == 2, "another save")
     assert seed_of(eve, "k") == 2
     assert seed_of(bob, "k") == 1, "what a host has fetched it has"
-    assert bob.drop("k")
+    assert bob.drop("k", local=True)
     assert seed_of(bob, "k") == 2
 
 
@@ -143,7 +143,7 @@ def test_the_next_frontend_has_orders_for_the_same_process(run_dir: Path, fleet:
         client.get_or_compute("k", lambda: LARGE)
         eventually(lambda: kept(level), lambda count: count == 1, "a save")
         assert level.is_alive
-        client.drop("k")
+        client.drop("k", local=True)
         assert is_equal(client.get_or_compute("k", never, tensors="numpy"), LARGE)
 
 
@@ -160,7 +160,7 @@ def test_without_a_server_everything_is_a_miss_and_saves_are_lost(fleet: Fleet) 
 def test_an_outage_is_noticed_without_traffic_and_so_is_its_end(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    for name, seconds in (("PROBE_INTERVAL_S", 0.02), ("PROBE_AGAIN_S", 0.01), ("PROBE_S", 0.02)):
+    for name, seconds in (("PROBE_INTERVAL_S", 0.02), ("PROBE_S", 0.02)):
         monkeypatch.setattr(process, name, seconds)
     _, level = fleet.host("a")
     assert note_of(ServiceStats(second_level=level.stats())) == ""
@@ -354,13 +354,13 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_nothing(host: FrontendTh
             client.get_or_compute("k", lambda: LARGE)
             eventually(lambda: kinds_in(own_server), lambda kinds: kinds == [b"epoch", b"record"], "a save")
         host.await_loss()
-        client.drop("k")
+        client.drop("k", local=True)
         with second_level_process(host.directory, **{VARIABLE: "put.mid_payload"}) as process:
             host.await_level()
 
             def fetch() -> int | None:
                 assert is_equal(client.get_or_compute("k", lambda: LARGE, tensors="numpy"), LARGE)
-                client.drop("k")
+                client.drop("k", local=True)
                 return process.poll()
 
             # Its first puts travel as frames, while its nursery is populated.

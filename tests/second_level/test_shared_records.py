@@ -55,7 +55,6 @@ def test_what_one_saves_another_finds(one: SharedRecords, two: SharedRecords) ->
     assert save(one, NAME, RECORD) == "kept"
     assert save(one, OTHER, b"") == "kept"
     assert read(two, OTHER, LARGE, NAME) == [b"", "absent", RECORD]
-    assert two.holds([LARGE, NAME], deadline=in_time()) == [False, True]
 
 
 def test_a_large_record_is_kept_in_parts(one: SharedRecords, two: SharedRecords) -> None:

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "25:be5e77c141719fea"
+SCHEMA = "26:c8f5f67986e7b9bc"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

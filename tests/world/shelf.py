@@ -141,7 +141,7 @@ class Shelf:
             self._put(name, made[EMBEDDINGS].clone())
         return made
 
-    def drop(self, key: str, *, tenant: str) -> bool:
+    def drop(self, key: str, *, tenant: str, local: bool) -> bool:
         self._evict(store_key(tenant, key))
         return True
 

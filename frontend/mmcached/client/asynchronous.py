@@ -203,9 +203,11 @@ class AsyncNamespace(BaseNamespace[AsyncClient]):
     contains_many = prefixed_many(AsyncClient.contains_many)
     drop = prefixed(AsyncClient.drop)
 
-    async def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
+    async def delete(
+        self, *keys: str, timeout_s: float | None = None, tenant: str | None = None, local: bool = False
+    ) -> int:
         """Drop records as `AsyncClient.delete`."""
-        return await self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant)
+        return await self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant, local=local)
 
     async def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> list[str]:
         """Return keys as `AsyncClient.keys`, without the namespace's name."""

@@ -153,7 +153,7 @@ class ModelVerbs:
             return None
         generation = generation_from(message, payload, found)
         for name in names:  # no other client knows the name
-            self._contact.tell(DropRecord(self._contact.next_id(), name, self._contact.options.tenant))
+            self._contact.tell(DropRecord(self._contact.next_id(), name, self._contact.options.tenant, is_local=True))
         return generation
 
     def _encoded(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:

@@ -258,9 +258,9 @@ class Namespace(BaseNamespace[Client]):
         """Return True, also for an empty namespace."""
         return True
 
-    def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
+    def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None, local: bool = False) -> int:
         """Drop records as `Client.delete`."""
-        return self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant)
+        return self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant, local=local)
 
     def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> list[str]:
         """Return keys as `Client.keys`, without the namespace's name."""

@@ -74,6 +74,12 @@ class Backend(Protocol):
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
         """Replace a value by the concatenated pieces, for at most `ttl_s` seconds."""
 
+    def remove(self, names: Sequence[str], *, deadline: float) -> None:
+        """Remove values; missing ones change nothing."""
+
+    def log_drop(self, name: str, entry: bytes, *, ttl_s: float, deadline: float) -> None:
+        """Append an entry to the value `name`, a log of drops like `drops.with_entry`, in one step if possible."""
+
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         """Claim a name, or renew an own claim; return False if another host has an unexpired claim.
 

@@ -61,6 +61,7 @@ class Task:
         life: Number of the frontend that has ordered it; see `Fetching.begin_life`.
         interval_s: Time until the next look-up while another host computes it; 0.0 if none is known to.
         tell_again: When to tell the frontend again that another host computes it.
+        is_dropped: The record was dropped since it was asked for: what is found is not put.
     """
 
     order: Fetch
@@ -71,6 +72,7 @@ class Task:
     interval_s: float = 0.0
     tell_again: float = 0.0
     outcome: Outcome | None = None
+    is_dropped: bool = False
 
 
 class _Due(NamedTuple):
@@ -112,7 +114,8 @@ class Fetching(Closeable):
         self._is_fetching_ahead = False
         self._changed = threading.Condition()
         self._life = 0
-        self._num_putting = 0
+        self._taken: list[list[Task]] = []
+        self._putting: list[str] = []
         self._is_closed = False
 
     def begin_life(self) -> None:
@@ -124,7 +127,15 @@ class Fetching(Closeable):
             self._life += 1
             self._due.clear()
             self._ahead.clear()
-            self._changed.wait_for(lambda: not self._num_putting, CALL_S)
+            self._changed.wait_for(lambda: not self._putting, CALL_S)
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Put no record of these names that was asked for before; waits until none is being put."""
+        dropped = set(names)
+        with self._changed:
+            for task in itertools.chain.from_iterable(self._taken):
+                task.is_dropped |= task.name in dropped
+            self._changed.wait_for(lambda: dropped.isdisjoint(self._putting), CALL_S)
 
     def order(self, fetches: Sequence[Fetch], now: float) -> None:
         with self._changed:
@@ -146,10 +157,10 @@ class Fetching(Closeable):
                 self._counts.add(faults=1)
                 log.exception("fetches have failed unexpectedly")
                 self._end([task for task in tasks if task.outcome is None], "failed")
-            if tasks[0].order.is_ahead:
-                with self._changed:
-                    self._is_fetching_ahead = False
-                    self._changed.notify()
+            with self._changed:
+                self._taken.remove(tasks)
+                self._is_fetching_ahead &= not tasks[0].order.is_ahead
+                self._changed.notify()
 
     def close(self) -> None:
         with self._changed:
@@ -159,20 +170,27 @@ class Fetching(Closeable):
     def _take(self) -> list[Task]:
         """Wait for due fetches, and return this thread's share; empty after `close`."""
         with self._changed:
-            while not self._is_closed:
-                now = time.monotonic()
-                num_due = sum(each.at <= now for each in self._due)
-                if num_due:
-                    share = min(MAX_TOGETHER, -(-num_due // self._num_threads))
-                    return [heapq.heappop(self._due).task for _ in range(share)]
-                if self._ahead and not self._is_fetching_ahead:
-                    self._is_fetching_ahead = True
-                    tasks = [self._ahead.popleft() for _ in range(min(MAX_TOGETHER, len(self._ahead)))]
-                    for task in tasks:
-                        task.deadline = min(task.deadline, now + AHEAD_CALL_S)
-                    return tasks
-                self._changed.wait(self._due[0].at - now if self._due else None)
-            return []
+            tasks = self._await_due()
+            if tasks:
+                self._taken.append(tasks)
+            return tasks
+
+    def _await_due(self) -> list[Task]:
+        """Return as `_take`; the caller holds the lock."""
+        while not self._is_closed:
+            now = time.monotonic()
+            num_due = sum(each.at <= now for each in self._due)
+            if num_due:
+                share = min(MAX_TOGETHER, -(-num_due // self._num_threads))
+                return [heapq.heappop(self._due).task for _ in range(share)]
+            if self._ahead and not self._is_fetching_ahead:
+                self._is_fetching_ahead = True
+                tasks = [self._ahead.popleft() for _ in range(min(MAX_TOGETHER, len(self._ahead)))]
+                for task in tasks:
+                    task.deadline = min(task.deadline, now + AHEAD_CALL_S)
+                return tasks
+            self._changed.wait(self._due[0].at - now if self._due else None)
+        return []
 
     def _fetch(self, tasks: list[Task]) -> None:
         names = [task.name for task in tasks]
@@ -202,9 +220,9 @@ class Fetching(Closeable):
         order = task.order
         self._counts.add(bytes_read=found.nbytes)
         with self._changed:
-            if task.life != self._life:
+            if task.life != self._life or task.is_dropped:
                 return "miss"
-            self._num_putting += 1
+            self._putting.append(task.name)
         try:
             self._first.put(
                 order.tenant,
@@ -220,7 +238,7 @@ class Fetching(Closeable):
             return "failed"
         finally:
             with self._changed:
-                self._num_putting -= 1
+                self._putting.remove(task.name)
                 self._changed.notify_all()
         return "hit"
 

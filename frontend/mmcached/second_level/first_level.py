@@ -24,9 +24,11 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.second_level import (
     MAX_REPORTED,
     AnotherHostFlushed,
+    DropEnded,
     FetchEnd,
     FetchesEnded,
     Orders,
+    RecordsDropped,
     Save,
     SecondLevelFlushed,
     TakeOrders,
@@ -100,6 +102,16 @@ class FirstLevel(Closeable):
     def flushed(self, token: int, error: str) -> None:
         """Report the end of a flush; an empty `error` means success."""
         self._contact.tell(SecondLevelFlushed(self._contact.client_id, token, error))
+
+    def drop_ended(self, number: int, error: str) -> None:
+        """Report the end of a drop; an empty `error` means success."""
+        self._contact.tell(DropEnded(self._contact.client_id, number, error))
+
+    def records_dropped(self, names: Sequence[str], *, are_all: bool) -> None:
+        """Report records that other hosts have dropped, by `store_key`; `are_all`: it is unknown which."""
+        for start in range(0, max(len(names), are_all), MAX_REPORTED):
+            some = list(names[start : start + MAX_REPORTED])
+            self._contact.tell(RecordsDropped(self._contact.client_id, some, are_all=are_all and not start))
 
     def another_host_flushed(self, reason: str) -> None:
         """Report that the second level is not used until this host is flushed."""

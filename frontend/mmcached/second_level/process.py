@@ -2,11 +2,12 @@
 
     frontend ──orders, by long polls──> orders' thread ──┬──> threads that fetch ──┐
        ▲                                                ├──> threads that save ───┼──> server
+       │                                                ├──> thread that drops ───┤
        │                                                ├──> flushes, itself ─────┤
        └── puts, ends of fetches ── same connection <───┴─── thread that probes ──┘
 
-The main thread publishes figures, and waits for signals. One thread asks the server for its epoch periodically, so that
-an outage, and a flush of another host, are noticed without traffic. Without a frontend or a server, the process waits
+The main thread publishes figures, and waits for signals. One thread probes the server periodically, so that an outage,
+and a flush or a drop of another host, are noticed without traffic. Without a frontend or a server, the process waits
 for the next. It holds no state that must survive: work under way when it dies is recomputed.
 
 Invariant: results of a former frontend's orders reach no other frontend.
@@ -14,6 +15,7 @@ Invariant: results of a former frontend's orders reach no other frontend.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import threading
@@ -24,6 +26,7 @@ from pathlib import Path
 from mmcached.second_level.backend import BackendError, HostApart
 from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
+from mmcached.second_level.dropping import Dropping
 from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
@@ -51,10 +54,8 @@ AGAIN_S = 0.2
 """The pause after a failed connection."""
 PREPARE_S = 2.0
 """How long the server is probed before the first orders are taken."""
-PROBE_INTERVAL_S = 10.0
-"""Interval between probes while the server answers."""
-PROBE_AGAIN_S = 1.0
-"""The pause after a failed probe: the circuit opens after five, within 20 s of the first."""
+PROBE_INTERVAL_S = 1.0
+"""Interval between probes: drops of other hosts are noticed within it, and the circuit opens after five failures."""
 CLAIM_S = 0.5
 """Timeout of renewing or dropping a claim."""
 PROBE_S = 1.0
@@ -87,6 +88,8 @@ class SecondLevelProcess(Closeable):
         )
         self._claims = claims
         self._saving = Saving(self._first, records, claims, self._counts, config.limits)
+        self._dropping = Dropping(self._first, records, self._fetching, self._saving, self._counts)
+        self._are_drops_new = False
         self._is_over = threading.Event()
         self._circuit = "closed"
         self._epoch_changes = threading.Lock()
@@ -94,7 +97,9 @@ class SecondLevelProcess(Closeable):
         self._is_known = False
         self._has_news = threading.Event()
         records.on_apart = claims.on_news = self._has_news.set
+        records.on_drops = self._note_drops
         works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders), ("watch", self._watch)]
+        works.append(("drop", self._dropping.run))
         works += [(f"fetch {number}", self._fetching.run) for number in range(NUM_FETCHERS)]
         works += [(f"save {number}", self._saving.run) for number in range(NUM_SAVERS)]
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
@@ -138,6 +143,7 @@ class SecondLevelProcess(Closeable):
         self._end()
         self._fetching.close()
         self._saving.close()
+        self._dropping.close()
         self._first.close()
         self._records.close()
         give_up = time.monotonic() + JOIN_S
@@ -157,21 +163,30 @@ class SecondLevelProcess(Closeable):
             log.warning("the second level is not reachable: %s", error)
 
     def _watch(self) -> None:
-        """Probe the server, renew and drop claims, report other hosts' flushes; the body of a thread."""
+        """Probe the server, renew and drop claims, report other hosts' flushes and drops; the body of a thread."""
         next_probe = time.monotonic() + PROBE_INTERVAL_S
         while not self._is_over.is_set():
             if self._has_news.wait(max(0.0, next_probe - time.monotonic())):
                 self._has_news.clear()
                 self._tell_of_flush()
                 self._claims.settle(CLAIM_S)
-            if time.monotonic() < next_probe:
-                continue
-            pause_s = PROBE_INTERVAL_S
-            try:
-                self._records.probe(deadline=time.monotonic() + PROBE_S)
-            except BackendError:  # the breaker has its reason
-                pause_s = PROBE_AGAIN_S
-            next_probe = time.monotonic() + pause_s
+            with contextlib.suppress(BackendError):  # the breaker has its reason
+                self._follow_drops()
+                if time.monotonic() >= next_probe:
+                    next_probe = time.monotonic() + PROBE_INTERVAL_S
+                    self._records.probe(deadline=time.monotonic() + PROBE_S)
+
+    def _note_drops(self) -> None:
+        self._are_drops_new = True
+        self._has_news.set()
+
+    def _follow_drops(self) -> None:
+        """Tell a frontend that is there which records other hosts have dropped."""
+        if self._are_drops_new and self._is_known:
+            self._are_drops_new = False
+            names, are_all = self._records.take_drops(deadline=time.monotonic() + PROBE_S)
+            self._fetching.forget(names)
+            self._first.records_dropped(names, are_all=are_all)
 
     def _tell_of_flush(self) -> None:
         """Tell the frontend once that another host was flushed: records fetched before are not served any more."""
@@ -191,6 +206,7 @@ class SecondLevelProcess(Closeable):
                 orders = self._first.take_orders(POLL_S if self._is_known else GREETING_S)
             except MmcachedError as error:
                 self._is_known = self._is_apart_told = False
+                self._records.drops.read_again()
                 self._begin_life()
                 if was_there and not self._is_over.is_set():
                     log.info("no orders: %s", error)
@@ -211,6 +227,7 @@ class SecondLevelProcess(Closeable):
                 error = self._flush(orders.version, now + FLUSH_S)
                 self._is_apart_told &= bool(error)
                 self._first.flushed(orders.flush, error)
+        self._dropping.order(orders.drops)
         self._claims.note((each.name, each.is_held) for each in orders.claims)
         self._fetching.order(orders.fetches, now)
         self._saving.order(orders.saves, now, store_epoch=orders.store_epoch)
@@ -229,6 +246,7 @@ class SecondLevelProcess(Closeable):
     def _begin_life(self) -> None:
         self._fetching.begin_life()
         self._saving.begin_life()
+        self._dropping.begin_life()
 
 
 def main(run_dir: Path) -> int:

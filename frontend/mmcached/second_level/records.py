@@ -37,8 +37,8 @@ VERSION = 3
 part of each name on the server, so hosts of two versions neither find nor overwrite each other's records.
 """
 _FIELDS = struct.Struct("<8sHHIQ32sQQQ16s")
-_SUM_BYTES = 16
-HEAD_BYTES = _FIELDS.size + _SUM_BYTES
+SUM_BYTES = 16
+HEAD_BYTES = _FIELDS.size + SUM_BYTES
 MAX_VALUE_BYTES = 32 << 20
 """A power of two, head included: allocators of servers round larger values up to the next size."""
 PART_BYTES = MAX_VALUE_BYTES - HEAD_BYTES
@@ -168,13 +168,13 @@ def unpack(
             raise Unusable("cut")
     elif head.kind != _MANIFEST:
         raise Unusable("other")
-    elif len(body) != _SUM_BYTES * -(-head.nbytes // part_bytes):
+    elif len(body) != SUM_BYTES * -(-head.nbytes // part_bytes):
         raise Unusable("cut")
     if _sum([body]) != head.sum:
         raise Unusable("corrupt")
     if head.kind == _WHOLE:
         return body
-    sums = tuple(bytes(body[at : at + _SUM_BYTES]) for at in range(0, len(body), _SUM_BYTES))
+    sums = tuple(bytes(body[at : at + SUM_BYTES]) for at in range(0, len(body), SUM_BYTES))
     return Manifest(head.nbytes, head.parts, sums)
 
 
@@ -200,6 +200,15 @@ def is_head(name: str, epoch: int, head: Value) -> bool:
         return _read_head(name, epoch, head).kind != _PART
     except Unusable:
         return False
+
+
+def part_names_in(name: str, epoch: int, value: Value | Exception | None) -> list[str]:
+    """Return the names of the parts of a record, if the value is its manifest; it may be one of a whole record, cut."""
+    try:
+        found = unpack(name, epoch, value, max_bytes=1 << 62) if isinstance(value, Value) else None
+    except Unusable:
+        return []
+    return found.part_names(name) if isinstance(found, Manifest) else []
 
 
 @dataclass(frozen=True, slots=True)

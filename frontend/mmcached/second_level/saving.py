@@ -100,7 +100,7 @@ class Saving(Closeable):
                     lost.append(each)
                     continue
                 name = store_key(each.tenant, each.key)
-                self._queue.append(_Task(name, each, now, self._records.scope, self._life, store_epoch))
+                self._queue.append(_Task(name, each, now, self._records.scope_of(name), self._life, store_epoch))
                 self._num_bytes += each.place.nbytes
             # The oldest would be the first to become too old.
             while len(self._queue) > MAX_WAITING_SAVES or self._num_bytes > limits.max_l2_waiting_mb * MIB:
@@ -109,6 +109,16 @@ class Saving(Closeable):
             self._changed.notify_all()
         self._counts.add(puts_dropped=len(lost))
         self._end_claims(lost)
+
+    def forget(self, name: str) -> None:
+        """Save no record of this name that was ordered before it was dropped; waits until none is being written."""
+        with self._changed:
+            scope = self._records.scope_of(name)
+            for task in [task for task in self._queue if task.name == name and task.scope != scope]:
+                self._queue.remove(task)
+                self._num_bytes -= task.order.place.nbytes
+                self._counts.add(puts_dropped=1)
+            self._changed.wait_for(lambda: name not in self._busy, PUT_S)
 
     def run(self) -> None:
         """Save until `close`; the body of a thread."""

@@ -12,7 +12,8 @@ Epochs are numbers; a later one is larger. The server has one number for all hos
 
 A host saves and finds records of its own epoch alone. So the records of an epoch were computed by hosts that were
 flushed into it, after that flush. Records computed before a host's flush are of an older epoch, which no flushed host
-finds. A flush with a version begins no epoch: its host finds records of its version alone, see `versions`.
+finds. A flush with a version begins no epoch: its host finds records of its version alone, see `versions`. Of a name
+that was dropped only records that were saved after that are found, see `drops`.
 """
 
 from __future__ import annotations
@@ -21,23 +22,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import Literal
 
-from mmcached.second_level.backend import (
-    Backend,
-    BackendError,
-    BackendLate,
-    BackendRefused,
-    Got,
-    HostApart,
-    Value,
-    next_epoch,
-)
-from mmcached.second_level.breaker import FAIR_S, Breaker
+from mmcached.second_level.backend import Backend, BackendError, BackendLate, Got, HostApart, Value, next_epoch
+from mmcached.second_level.drops import LOG_NAME, Dropped, KnownDrops, entry_of, id_in, mark_name, mark_of
 from mmcached.second_level.epoch_note import EpochNote
+from mmcached.second_level.guarded import GuardedBackend, Read
 from mmcached.second_level.records import (
     HEAD_BYTES,
     MAX_FLAWED,
+    PART_BYTES,
+    SUM_BYTES,
     Found,
     Manifest,
     Missed,
@@ -46,6 +44,7 @@ from mmcached.second_level.records import (
     expiry_ms_of,
     is_head,
     pack,
+    part_names_in,
     unpack,
     unpack_part,
 )
@@ -56,8 +55,6 @@ from mmcached.wire.messages.frontend import MAX_TTL_S
 from mmcached.wire.stats import Trouble
 
 log = logging.getLogger("mmcached.second_level")
-
-Result = TypeVar("Result")
 
 
 class SharedRecords(Closeable):
@@ -72,7 +69,9 @@ class SharedRecords(Closeable):
     Attributes:
         scope: Epoch and version of this host.
         fleet_version: The version of the host that was flushed last, as far as it is known.
+        drops: The drops of records of which this host knows.
         on_apart: Called when another host was found to be flushed; it must not block.
+        on_drops: The same if other hosts have dropped records.
     """
 
     def __init__(
@@ -91,34 +90,31 @@ class SharedRecords(Closeable):
         self._newest = self.scope.epoch
         self.fleet_version: str | None = None
         self.on_apart: Callable[[], object] = lambda: None
-        self.breaker = Breaker(clock())
-        self._write_trouble: Trouble = ""
-        self._last_trouble: Trouble = ""
         self._epochs = threading.Lock()
-        self._backend = backend
+        self._server = GuardedBackend(backend, clock)
+        self.breaker = self._server.breaker
+        self.drops = KnownDrops()
+        self.on_drops: Callable[[], object] = lambda: None
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
-        self._clock = clock
         self._flawed: set[str] = set()
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> list[Found | Missed]:
-        names = self.scope.names(names)
-        epoch, values = self._of_own_epoch(lambda: self._values(names, deadline), deadline)
-        return [self._look(name, epoch, value, deadline) for name, value in zip(names, values, strict=True)]
+        epoch, found = self._find(names, partial(self._server.values, deadline=deadline), deadline)
+        return [self._look(name, epoch, value, deadline) for name, value in found]
 
-    def holds(self, names: Sequence[str], *, deadline: float) -> list[bool]:
-        """Return for each name whether it has a record of this epoch, by its head alone."""
-        names = self.scope.names(names)
-        epoch, heads = self._of_own_epoch(lambda: self._heads(names, deadline), deadline)
-        return [
-            head is not None and not isinstance(head, BackendError) and is_head(name, epoch, head)
-            for name, head in zip(names, heads, strict=True)
-        ]
+    def scope_of(self, name: str) -> Scope:
+        """Return the scope of a record; its name on the server is `scope_of(name).name(name)`."""
+        return self.scope._replace(drop_id=self.drops.id_of(name))
 
     def probe(self, *, deadline: float) -> None:
-        """Read the server's epoch and version, to notice an outage or another host's flush without traffic."""
-        found, (value,) = self._values([VERSION_NAME], deadline)
+        """Read the server's epoch and version, to notice an outage, another host's flush or drop without traffic."""
+        found, (value, log_head) = self._server.heads([VERSION_NAME, LOG_NAME], HEAD_BYTES, deadline=deadline)
+        if isinstance(value, BackendError):
+            raise value
         self._see(found, deadline)
+        if self.drops.is_news(log_head):
+            self.on_drops()
         former, self.fleet_version = self.fleet_version, version_in(value)
         if self.fleet_version is None and self.scope.version:  # expired, evicted, or the server was emptied
             self._tell_version(self.scope.version, deadline)
@@ -149,13 +145,13 @@ class SharedRecords(Closeable):
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         if nbytes > self._max_bytes:
             raise ItemTooLarge(nbytes, self._max_bytes, "record of the second level")
-        scope = as_of or self.scope
-        name = scope.name(name)
-        epoch, (head,) = self._of_own_epoch(lambda: self._heads([name], deadline), deadline)
+        read = partial(self._server.heads, num_bytes=HEAD_BYTES, deadline=deadline)
+        epoch, ((server_name, head),) = self._find([name], read, deadline)
         if isinstance(head, BackendError):
             raise head
-        if self.scope.version != scope.version or (as_of is not None and as_of.epoch != epoch):
+        if as_of is not None and as_of != self.scope_of(name)._replace(epoch=epoch):
             return "outdated"
+        name = server_name
         expiry_ms = round(1000 * (self._wall_clock() + ttl_s)) if ttl_s else 0
         if head is not None and is_head(name, epoch, head):
             cost_s = cost_s_of(head)
@@ -163,17 +159,40 @@ class SharedRecords(Closeable):
         if head is not None and bytes(head) == framed[-1][1][0] and name not in self._flawed:
             return "there"
         for part_name, value in framed:
-            self._put(part_name, value, min(self._ttl_s, ttl_s or self._ttl_s), deadline)
+            self._server.put(part_name, value, ttl_s=min(self._ttl_s, ttl_s or self._ttl_s), deadline=deadline)
         self._flawed.discard(name)
         return "kept"
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         """Claim the computing of a record for `ttl_s`; return False if another host computes it."""
         self._check_epoch()
-        return self._ask(lambda: self._backend.claim(self.scope.name(name), ttl_s=ttl_s, deadline=deadline), deadline)
+        return self._server.claim(self.scope_of(name).name(name), ttl_s=ttl_s, deadline=deadline)
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
-        self._ask(lambda: self._backend.drop_claim(self.scope.name(name), deadline=deadline), deadline)
+        self._server.drop_claim(self.scope_of(name).name(name), deadline=deadline)
+
+    def drop(self, name: str, *, deadline: float) -> None:
+        """Drop a record: no host finds an earlier record of its name; `drops.begin` comes first.
+
+        First the mark, so that no host finds the record or saves it again; then the record and its parts are removed,
+        and other hosts are told to drop their copies. A drop that has failed is repeated as a whole.
+        """
+        dropped = Dropped(name, self.drops.begin(name))
+        _, (mark,) = self._server.heads([mark_name(name)], HEAD_BYTES, deadline=deadline)
+        former_ids = {"", id_in(mark)} - {dropped.drop_id}
+        formers = [self.scope._replace(drop_id=each).name(name) for each in former_ids]
+        manifest_bytes = HEAD_BYTES + SUM_BYTES * -(-self._max_bytes // PART_BYTES)
+        epoch, values = self._server.heads(formers, manifest_bytes, deadline=deadline)
+        parts = (part_names_in(former, epoch, value) for former, value in zip(formers, values, strict=True))
+        self._server.put(mark_name(name), [mark_of(dropped.drop_id)], ttl_s=self._ttl_s, deadline=deadline)
+        self._server.remove([*formers, *chain.from_iterable(parts)], deadline=deadline)
+        self._server.log_drop(LOG_NAME, entry_of(dropped), ttl_s=self._ttl_s, deadline=deadline)
+        self.drops.done(dropped)
+
+    def take_drops(self, *, deadline: float) -> tuple[list[str], bool]:
+        """Return the names of records that other hosts have dropped since the last call, as `KnownDrops.read_log`."""
+        _, (log_value,) = self._server.values([LOG_NAME], deadline=deadline)
+        return self.drops.read_log(log_value)
 
     @property
     def is_apart(self) -> bool:
@@ -195,50 +214,62 @@ class SharedRecords(Closeable):
         Afterwards this host finds no record saved before, and no flushed host finds a record that this one saved
         before. With a version it joins the current epoch instead, and finds records of that version alone.
         """
-        found, _ = self._heads([], deadline, is_urgent=True)
+        found, _ = self._server.heads([], HEAD_BYTES, deadline=deadline, is_urgent=True)
         former = max(found, self._newest)
         joined = former
         if version:
             joined = former or next_epoch(0)
             if found < joined:
-                joined = max(joined, self._raise_epoch(joined, over=found, deadline=deadline, is_urgent=True))
+                joined = max(joined, self._server.raise_epoch(joined, over=found, deadline=deadline, is_urgent=True))
             self._tell_version(version, deadline)
             return self._join(Scope(joined, version))
         if not 0 < self.epoch < former:
             joined = next_epoch(former)
         elif found == former:
             return self._join(self.scope._replace(epoch=former))
-        found = self._raise_epoch(joined, over=former, deadline=deadline, is_urgent=True)
+        found = self._server.raise_epoch(joined, over=former, deadline=deadline, is_urgent=True)
         return self._join(self.scope._replace(epoch=joined if found <= former else found))
 
     @property
     def trouble(self) -> Trouble:
         """Why the server is not called, or why it refuses writes; "" if no trouble is known."""
-        return self._last_trouble if self.breaker.state != "closed" else self._write_trouble
+        return self._server.trouble
 
     def close(self) -> None:
-        self._backend.close()
+        self._server.close()
 
-    def _values(self, names: Sequence[str], deadline: float) -> tuple[int, Sequence[Got]]:
-        """Return the epoch and the values; raise if none of them was read."""
+    def _find(
+        self, names: Sequence[str], read: Callable[..., Read], deadline: float
+    ) -> tuple[int, list[tuple[str, Got]]]:
+        """Return this host's epoch, and for each record its name on the server and its value.
 
-        def get() -> tuple[int, Sequence[Got]]:
-            epoch, values = self._backend.get_many(names, deadline=deadline)
-            errors = [value for value in values if isinstance(value, BackendError)]
-            if errors and len(errors) == len(values):
-                raise errors[0]
-            return epoch, values
+        The marks of drops are read along, and first, because they are small. A record of a drop that was unknown before
+        is read once more, under its name since then.
 
-        return self._ask(get, deadline)
-
-    def _heads(self, names: Sequence[str], deadline: float, *, is_urgent: bool = False) -> tuple[int, Sequence[Got]]:
-        return self._ask(
-            lambda: self._backend.get_heads(names, HEAD_BYTES, deadline=deadline), deadline, is_urgent=is_urgent
+        Raises:
+            HostApart: Another host was flushed since.
+        """
+        asked = [self.scope_of(name).name(name) for name in names]
+        epoch, found = self._of_own_epoch(
+            lambda: read([*map(mark_name, names), *asked], num_small=len(names)), deadline
         )
+        marks, values = found[: len(names)], list(found[len(names) :])
+        for name, mark in zip(names, marks, strict=True):
+            self.drops.see(name, mark)
+            if lost_id := self.drops.lost_id(name, mark):
+                with suppress(BackendError):  # the next call tries again
+                    self._server.put(mark_name(name), [mark_of(lost_id)], ttl_s=self._ttl_s, deadline=deadline)
+        known = [self.scope_of(name).name(name) for name in names]  # on the server
+        if moved := [at for at, name in enumerate(known) if name != asked[at]]:
+            epoch, again = self._of_own_epoch(lambda: read([known[at] for at in moved]), deadline)
+            for at, value in zip(moved, again, strict=True):
+                values[at] = value
+        unread = {at: mark for at, mark in enumerate(marks) if isinstance(mark, BackendError)}
+        return epoch, [
+            (name, unread.get(at, value)) for at, (name, value) in enumerate(zip(known, values, strict=True))
+        ]
 
-    def _of_own_epoch(
-        self, read: Callable[[], tuple[int, Sequence[Got]]], deadline: float
-    ) -> tuple[int, Sequence[Got]]:
+    def _of_own_epoch(self, read: Callable[[], Read], deadline: float) -> Read:
         """Return this host's epoch and the values; raise `HostApart` if another host was flushed since."""
         self._check_epoch()
         found, values = read()
@@ -257,7 +288,7 @@ class SharedRecords(Closeable):
         """
         if found < (newest := self._newest) or not found:
             wanted = newest or next_epoch(0)
-            former = self._raise_epoch(wanted, over=newest, deadline=deadline)
+            former = self._server.raise_epoch(wanted, over=newest, deadline=deadline)
             if former < newest:
                 log.warning("the server had lost the epoch (emptied, failed over, or back from a snapshot): put back")
             found = former if former > newest else wanted
@@ -279,21 +310,8 @@ class SharedRecords(Closeable):
             self._newest = max(self._newest, scope.epoch)
 
     def _tell_version(self, version: str, deadline: float) -> None:
-        self._put(VERSION_NAME, [value_of(version)], self._ttl_s, deadline)
+        self._server.put(VERSION_NAME, [value_of(version)], ttl_s=self._ttl_s, deadline=deadline)
         self.fleet_version = version
-
-    def _raise_epoch(self, epoch: int, *, over: int, deadline: float, is_urgent: bool = False) -> int:
-        return self._ask(
-            lambda: self._backend.raise_epoch(epoch, over=over, deadline=deadline), deadline, is_urgent=is_urgent
-        )
-
-    def _put(self, name: str, pieces: Sequence[Value], ttl_s: float, deadline: float) -> None:
-        try:
-            self._ask(lambda: self._backend.put(name, pieces, ttl_s=ttl_s, deadline=deadline), deadline)
-        except BackendRefused as refused:
-            self._write_trouble = refused.trouble
-            raise
-        self._write_trouble = ""
 
     def _look(self, name: str, epoch: int, value: Got, deadline: float) -> Found | Missed:
         if value is None:
@@ -318,7 +336,7 @@ class SharedRecords(Closeable):
 
     def _parts(self, name: str, epoch: int, manifest: Manifest, deadline: float) -> list[memoryview]:
         names = manifest.part_names(name)
-        _, values = self._values(names, deadline)
+        _, values = self._server.values(names, deadline=deadline)
         parts = []
         for number, value in enumerate(values):
             if value is None:  # evicted
@@ -327,24 +345,3 @@ class SharedRecords(Closeable):
                 raise value
             parts.append(unpack_part(name, epoch, manifest, number, value))
         return parts
-
-    def _ask(self, call: Callable[[], Result], deadline: float, *, is_urgent: bool = False) -> Result:
-        """Make a call if the breaker allows it or it is urgent (an operator's); record its outcome."""
-        began = self._clock()
-        if began >= deadline:
-            raise BackendLate("there was no time left to ask the second level")
-        if not is_urgent:
-            self.breaker.begin(began)
-        try:
-            result = call()
-        except BackendRefused:
-            self.breaker.succeeded(self._clock())
-            raise
-        except BaseException as error:
-            reason = str(error) if isinstance(error, BackendError) else type(error).__name__
-            self._last_trouble = error.trouble if isinstance(error, BackendError) else "unreached"
-            is_unfair = isinstance(error, BackendLate) and deadline - began < FAIR_S
-            self.breaker.failed(self._clock(), reason, is_fair=not is_unfair)
-            raise
-        self.breaker.succeeded(self._clock())
-        return result

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from mmcached.second_level.backend import Got, Value
+from mmcached.second_level.records import HEAD_BYTES
 
 log = logging.getLogger("mmcached.second_level")
 
@@ -31,10 +31,12 @@ class Scope(NamedTuple):
     Attributes:
         epoch: Number of its epoch; 0 before it has one.
         version: Its version; "" without one.
+        drop_id: Of one record: the id of its last drop, see `drops`; "" without one.
     """
 
     epoch: int = 0
     version: str = ""
+    drop_id: str = ""
 
     def name(self, name: str) -> str:
         """Return the name on the server of a record.
@@ -42,12 +44,10 @@ class Scope(NamedTuple):
         >>> Scope(7).name("abc"), Scope(7, "v2").name("abc") == Scope(8, "v2").name("abc")
         ('abc', True)
         """
-        if not self.version:
+        if not self.version and not self.drop_id:
             return name
-        return hashlib.blake2b(f"{self.version}/{name}".encode(), digest_size=32).hexdigest()
-
-    def names(self, names: Sequence[str]) -> list[str]:
-        return [self.name(name) for name in names]
+        text = f"{self.version}/{name}" + (f"/{self.drop_id}" if self.drop_id else "")
+        return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 def is_version(text: str) -> bool:
@@ -55,7 +55,7 @@ def is_version(text: str) -> bool:
 
 
 def value_of(version: str) -> bytes:
-    return _BEGIN + version.encode()
+    return (_BEGIN + version.encode()).ljust(HEAD_BYTES)  # it is read with the heads of records
 
 
 def version_in(value: Got) -> str | None:
@@ -66,7 +66,7 @@ def version_in(value: Got) -> str | None:
     """
     if not isinstance(value, Value) or not bytes(value).startswith(_BEGIN):
         return None
-    text = bytes(value)[len(_BEGIN) :].decode("ascii", "replace")
+    text = bytes(value)[len(_BEGIN) :].rstrip(b" ").decode("ascii", "replace")
     return text if is_version(text) else None
 
 

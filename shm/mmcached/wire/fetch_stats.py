@@ -10,7 +10,8 @@ from mmcached.wire.figures import Gauge, Metric, StatsRecord
 class FetchStats(StatsRecord, frozen=True):
     """The store's fetches from the second level by outcome, and the number of requests that wait for one.
 
-    `saves_dropped` are saves that the second level's process did not take in time.
+    `saves_dropped` are saves that the second level's process did not take in time. `waiting_drops` are drops that it
+    has not confirmed; `dropped` records were dropped here because another host had dropped them.
     """
 
     parked: Annotated[Gauge, Metric("l2_parked")] = 0
@@ -20,6 +21,8 @@ class FetchStats(StatsRecord, frozen=True):
     failed: Annotated[int, Metric("l2_fetches", outcome="failed")] = 0
     overtaken: Annotated[int, Metric("l2_fetches", outcome="overtaken")] = 0
     saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
+    waiting_drops: Annotated[Gauge, Metric("l2_waiting_drops")] = 0
+    dropped: Annotated[int, Metric("l2_dropped_records")] = 0
 
 
 class PrefetchStats(StatsRecord, frozen=True):

@@ -84,6 +84,8 @@ METRICS: Mapping[str, str] = {
     "store_promotions": "records copied out of nurseries into the ring: they had been read, or it had free room",
     "l2_parked": "requests that wait for the second level now",
     "l2_fetches": "fetches from the second level, by outcome; overtaken: a local client has put the record first",
+    "l2_waiting_drops": "drops that the second level has not confirmed",
+    "l2_dropped_records": "records dropped here because another host has dropped them",
     "l2_prefetching": "prefetches that wait or are under way now",
     "l2_prefetches": "prefetches by outcome; overtaken: a put or a request came first; refused: beyond a limit",
     "store_claims": "clients told to compute a missing record",
@@ -91,7 +93,7 @@ METRICS: Mapping[str, str] = {
     "store_computing": "open claims of clients to compute a record",
     "store_waiting": "requests that wait now for another client's computation",
     "store_epochs": "new epochs of the store: each makes all records unreachable, as the weights have changed",
-    "l2_requests": "calls to the second level, by op get, put, claim or flush, and by outcome",
+    "l2_requests": "calls to the second level, by op get, put, claim, drop or flush, and by outcome",
     "l2_seconds": "a call to the second level, for one or more records",
     "l2_bytes": "bytes of records read from or written to the second level, by direction",
     "l2_circuit_open": "1 while the second level is not called because it has failed too often",
@@ -300,6 +302,8 @@ class SecondLevelStats(StatsRecord, frozen=True):
     claims_taken: Annotated[int, Metric("l2_requests", op="claim", outcome="taken")] = 0
     claims_elsewhere: Annotated[int, Metric("l2_requests", op="claim", outcome="elsewhere")] = 0
     claims_failed: Annotated[int, Metric("l2_requests", op="claim", outcome="failed")] = 0
+    drops_done: Annotated[int, Metric("l2_requests", op="drop", outcome="done")] = 0
+    drops_failed: Annotated[int, Metric("l2_requests", op="drop", outcome="failed")] = 0
     flushes_done: Annotated[int, Metric("l2_requests", op="flush", outcome="done")] = 0
     flushes_failed: Annotated[int, Metric("l2_requests", op="flush", outcome="failed")] = 0
     get_latency: Annotated[Histogram, Metric("l2_seconds", op="get")] = Histogram()

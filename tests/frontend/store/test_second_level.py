@@ -12,7 +12,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import save_queue
 from mmcached.frontend.store.level_flush import FLUSH_AGAIN_S, FLUSH_TIMEOUT_S
-from mmcached.frontend.store.second_level import SAVES_WAIT_S
+from mmcached.frontend.store.save_queue import SAVES_WAIT_S
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError, SecondLevelNotFlushed, error_from_wire
 from mmcached.wire.fetch_stats import FetchStats
@@ -412,7 +412,7 @@ def test_a_record_that_is_dropped_is_not_saved(
     level.saves(clock)
     ann.put("b", record_of(1))
     ann.put("c", record_of(1))
-    ann.channel.send(to_frontend.DropRecord(9, "b"))
+    ann.channel.send(to_frontend.DropRecord(9, "b", is_local=True))
     ann.answer(to_client.Stored)
     assert [save.key for save in level.saves(clock)] == ["c"]
 

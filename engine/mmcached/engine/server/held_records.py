@@ -66,7 +66,7 @@ class HeldRecords(Closeable):
 
     def drop(self, fingerprint: str, mm_hash: str, tenant: str) -> None:
         if self._client is not None:
-            self._client.drop(output_key(fingerprint, mm_hash), tenant=tenant)
+            self._client.drop(output_key(fingerprint, mm_hash), tenant=tenant, local=True)
 
     def release_request(self, request_id: int) -> None:
         self._outputs.pop(request_id, None)

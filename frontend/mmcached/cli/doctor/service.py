@@ -84,7 +84,7 @@ def round_trip(host: CheckedHost) -> Finding:
             hit = client.get(key, tenant=TENANT, tensors="numpy")
             get_s = time.perf_counter() - began
             is_same = hit is not None and np.array_equal(hit.record["x"], sent)
-            is_dropped = client.drop(f"{key}/first", tenant=TENANT) and client.drop(key, tenant=TENANT)
+            is_dropped = all(client.drop(each, tenant=TENANT, local=True) for each in (f"{key}/first", key))
     except MmcachedError as error:
         return Finding("problem", f"{error.code}: {error}", fix)
     if not (is_same and is_dropped):

@@ -79,5 +79,5 @@ def play_on(client: Client, trace: UseTrace, advance: Callable[[], None] = lambd
     finally:
         keys = list(put)
         for first in range(0, len(keys), DELETED_AT_ONCE):
-            client.delete(*keys[first : first + DELETED_AT_ONCE])
+            client.delete(*keys[first : first + DELETED_AT_ONCE], local=True)
     return Played(is_found, is_kept, took_s, late_s, length_s)

@@ -93,24 +93,49 @@ class StorePuts(StoreReads):
             key, encoded, deadline, tenant, claim, overwrites=overwrite, ttl_s=ttl, store_epoch=epoch, cost_s=cost
         )
 
-    def drop(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[bool]:
-        """Drop the record of a key on this host; return whether that is certain. Readers keep their leases."""
-        verb = self._drop(checked_key(key), self.contact.deadline(timeout_s), self._tenant(tenant))
+    def drop(
+        self, key: str, *, timeout_s: float | None = None, tenant: str | None = None, local: bool = False
+    ) -> Verb[bool]:
+        """Drop the record of a key; return whether that is certain. Readers keep their leases.
+
+        With a second level the record is dropped there and on all its hosts: from the return on no host finds it there,
+        and within seconds each connected host has dropped its own copy. What a host computes meanwhile is a new record.
+
+        Args:
+            key: Key of the record.
+            timeout_s: Deadline of this call.
+            tenant: As for `get`.
+            local: Drop the record of this host alone: the next lookup may find it in the second level.
+
+        Raises:
+            InvalidRequest: An argument is invalid.
+            MmcachedError: With `fail_open=False`: why it is not certain. If the second level has not confirmed, the
+                service tries again; the record of this host is dropped.
+        """
+        check_bool("local", local)
+        verb = self._drop(checked_key(key), self.contact.deadline(timeout_s), self._tenant(tenant), local)
         return (yield from self._guarded("drop", verb, None)) is not None
 
-    def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> Verb[int]:
-        """Drop the records of up to 4096 keys on this host; return how many of them had one. Readers keep their leases.
+    def delete(
+        self, *keys: str, timeout_s: float | None = None, tenant: str | None = None, local: bool = False
+    ) -> Verb[int]:
+        """Drop the records of up to 4096 keys as `drop`; return how many of them this host had.
 
         Sends one message per key. If the service stops answering, the remaining keys stay and do not count.
+
+        Args:
+            keys: Keys of the records.
+            timeout_s, tenant, local: As for `drop`.
 
         Raises:
             InvalidRequest: A key is invalid; no record has been deleted.
             MmcachedError: With `fail_open=False`: why the service did not answer.
         """
+        check_bool("local", local)
         names, deadline, tenant = checked_keys(keys), self.contact.deadline(timeout_s), self._tenant(tenant)
         num_dropped = 0
         for key in names:
-            was_there = yield from self._guarded("delete", self._drop(key, deadline, tenant), None)
+            was_there = yield from self._guarded("delete", self._drop(key, deadline, tenant, local), None)
             if was_there is None:
                 break
             num_dropped += was_there
@@ -200,11 +225,11 @@ class StorePuts(StoreReads):
         self._guard.note_refusal(cause or why, result.reason)
         return result
 
-    def _drop(self, key: str, deadline: Deadline, tenant: str) -> Verb[bool]:
+    def _drop(self, key: str, deadline: Deadline, tenant: str, is_local: bool) -> Verb[bool]:
         session = yield from self._in_contact(deadline)
         if session.ring is None:
             return False
-        ask = DropRecord(self.contact.next_id(), key, tenant)
+        ask = DropRecord(self.contact.next_id(), key, tenant, is_local)
         message, _ = yield from self.contact.exchange(ask, deadline)
         return expect(message, Stored).reason == DROPPED
 

@@ -102,7 +102,7 @@ class PutService:
             self._claims.table.check_token(message.claim, message.client_id, name)
         # A record fetched before the second level is flushed is as outdated as one computed before a new epoch.
         is_fetched = self._second_level.is_peer(message.client_id)
-        is_stale = is_fetched and self._second_level.is_flushing
+        is_stale = is_fetched and (self._second_level.is_flushing or self._second_level.drops.has(name))
         is_new = message.overwrites or not self._records.has(message.tenant, message.key)
         refusal = self._records.put(
             message.tenant,

@@ -247,7 +247,10 @@ class RecordStore(Closeable):
         return refusal.format(limit=limits.get(refusal))
 
     def drop(self, tenant: str, key: str) -> bool:
-        name = store_key(tenant, key)
+        return self.drop_name(store_key(tenant, key))
+
+    def drop_name(self, name: str) -> bool:
+        """Drop the record of this `store_key`; return whether there was one."""
         if self.in_ring.find(name) is None:
             return False
         self.in_ring.discard(name)

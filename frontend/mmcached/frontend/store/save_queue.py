@@ -8,11 +8,15 @@ Holds names and places only: records stay in the ring, and may have been evicted
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
 from mmcached.wire.config import MIB
 from mmcached.wire.limits import MAX_SAVE_AGE_S, MAX_WAITING_SAVES, LimitsConfig
 from mmcached.wire.messages.second_level import Save
+
+SAVES_WAIT_S = 0.01
+"""Seconds for which the first save waits for others: no caller waits for it, and consecutive puts go first."""
 
 
 class _Waiting(NamedTuple):
@@ -44,10 +48,16 @@ class SaveQueue:
         self._on_lost = on_lost
         self._waiting: dict[str, _Waiting] = {}
         self._num_bytes = 0
+        self._next_order = inf
         self.num_dropped = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def next_order(self) -> float:
+        """When the first records are to be taken; infinite without any."""
+        return self._next_order if self._waiting else inf
 
     def add(self, name: str, save: Save) -> None:
         """Add a record, and drop the oldest ones beyond the limits."""
@@ -56,6 +66,8 @@ class SaveQueue:
             self._on_lost(name)
             return
         self._remove(name)
+        if not self._waiting:
+            self._next_order = self._clock() + SAVES_WAIT_S
         self._waiting[name] = _Waiting(save, self._clock())
         self._num_bytes += save.place.nbytes
         while len(self._waiting) > MAX_WAITING_SAVES or self._num_bytes > self._max_bytes:

@@ -6,6 +6,8 @@
     Orders                      also: which claims among all hosts are still held              (see `held_claims`)
     SecondLevelFlushed          the flush is done: no earlier record is found any more, or the error
     AnotherHostFlushed          it is not used until this host is flushed, too
+    DropEnded                   a record is dropped on all hosts, or the error                   (see `shared_drops`)
+    RecordsDropped              other hosts have dropped records: they are dropped here, too
 
     no process ──TakeOrders──> open ──a fetch was not answered in time──> silent ──any message──> open
       ^                          └────────────────────┴── its connection is closed: fetches end
@@ -21,7 +23,6 @@ Invariant: one poll of one client is held at a time, and answered once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import inf
 from typing import NamedTuple, assert_never
 
 import structlog
@@ -34,14 +35,17 @@ from mmcached.frontend.store.level_flush import LevelFlush
 from mmcached.frontend.store.prefetch_table import PrefetchTable
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.save_queue import SaveQueue
+from mmcached.frontend.store.shared_drops import SharedDrops
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.fetch_stats import FetchStats
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.second_level import (
     AnotherHostFlushed,
+    DropEnded,
     FetchesEnded,
     Orders,
+    RecordsDropped,
     Save,
     SecondLevelFlushed,
     SecondLevelNotice,
@@ -53,8 +57,6 @@ log = structlog.get_logger("mmcached.frontend")
 MAX_ORDERED_FETCHES = 1024
 MAX_ORDERED_SAVES = 32
 """Limits of one answer."""
-SAVES_WAIT_S = 0.01
-"""Seconds for which the first save waits for others: no caller waits for it, and consecutive puts go first."""
 
 
 class _Poll(NamedTuple):
@@ -91,6 +93,8 @@ class SecondLevelConnection:
         claim_s = config.limits.l2_claim_wait_ms / 1000
         self.claims = HeldClaims(claim_s, is_computed=is_computed, clock=clock)
         self.saves = SaveQueue(config.limits, clock, on_lost=self.claims.end)
+        self.drops = SharedDrops(clock)
+        self._num_dropped = 0
         self._flush = LevelFlush(clock)
         self.is_apart = False
         self._channel = channel
@@ -100,7 +104,6 @@ class SecondLevelConnection:
         self._peer = b""
         self._poll: _Poll | None = None
         self._is_silent = False
-        self._saves_from = -inf
 
     @property
     def is_flushing(self) -> bool:
@@ -124,7 +127,7 @@ class SecondLevelConnection:
         """Park a request as `FetchTable.park`; False while it is not open."""
         if not self.is_open:
             return False
-        wanted = list(missing)
+        wanted = [each for each in missing if not self.drops.has(each.name)]
         is_parked = self.fetches.park(one, wanted, claims=claims)
         for each in wanted if len(self.prefetches) else ():
             if self.fetches.has(each.name):
@@ -133,9 +136,14 @@ class SecondLevelConnection:
 
     def prefetch(self, client_id: str, missing: Iterable[Wanted]) -> int:
         """Begin to fetch records for which no request waits; return the number of fetches, 0 while it is not open."""
-        if not self.is_open:
-            return 0
-        return self.prefetches.begin(client_id, (each for each in missing if not self.fetches.has(each.name)))
+        wanted = (each for each in missing if not (self.fetches.has(each.name) or self.drops.has(each.name)))
+        return self.prefetches.begin(client_id, wanted) if self.is_open else 0
+
+    def forget_record(self, name: str) -> None:
+        """End the fetch and the save of a record that was dropped."""
+        self.fetches.arrived(name, "failed")
+        self.prefetches.arrived(name, "failed")
+        self.saves.forget(name)
 
     def was_kept(self, wanted: Wanted, handle: Handle, *, is_fetched: bool = False) -> None:
         """End the fetch of a record that the store has begun to keep, and order its save unless it was fetched."""
@@ -143,8 +151,6 @@ class SecondLevelConnection:
         if is_fetched or not self.is_on or self.is_apart or is_on_its_way(wanted.key):
             self.claims.end(wanted.name)
             return
-        if not self.saves:
-            self._saves_from = self._clock() + SAVES_WAIT_S
         self.claims.will_be_saved(wanted.name)
         expires_at, cost_s = self._records.in_ring.expires_at(handle), self._records.saved.cost_s(wanted.name)
         self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, expires_at, cost_s))
@@ -155,8 +161,7 @@ class SecondLevelConnection:
         self.claims.end(wanted.name)
 
     def _end_fetch(self, wanted: Wanted, *, is_fetched: bool) -> None:
-        if is_fetched:
-            self._is_silent = False
+        self._is_silent &= not is_fetched
         outcome = "hit" if is_fetched else "overtaken"
         self.fetches.arrived(wanted.name, outcome)
         self.prefetches.arrived(wanted.name, outcome)
@@ -176,19 +181,23 @@ class SecondLevelConnection:
             RemoteProtocolError: The sender is not the second level, or the service has none.
             ServiceUnavailable: Another client is the second level, and is connected.
         """
-        if isinstance(message, TakeOrders):
-            self._take_orders(peer, message)
-            return
-        if not self.is_peer(message.client_id):
-            raise RemoteProtocolError("this client is not the second level", type(message).__name__)
-        self._is_silent = False
+        if not isinstance(message, TakeOrders):
+            if not self.is_peer(message.client_id):
+                raise RemoteProtocolError("this client is not the second level", type(message).__name__)
+            self._is_silent = False
         match message:
+            case TakeOrders():
+                self._take_orders(peer, message)
             case FetchesEnded():
                 self._fetches_ended(message)
             case SecondLevelFlushed():
                 self._flushed(message)
             case AnotherHostFlushed():
                 self._another_host_flushed(message)
+            case DropEnded():
+                self.drops.ended(message.number, message.error)
+            case RecordsDropped():
+                self._records_dropped(message)
             case _:
                 assert_never(message)
 
@@ -230,6 +239,15 @@ class SecondLevelConnection:
         self.is_apart = True
         log.warning("the second level is not used", reason=message.reason)
 
+    def _records_dropped(self, message: RecordsDropped) -> None:
+        for name in message.names:
+            self._num_dropped += self._records.drop_name(name)
+            self.forget_record(name)
+        if message.are_all:
+            log.warning("all records are dropped: other hosts have dropped more than this one could follow")
+            self._records.clear()
+            self.forget()
+
     # ---- flushes and deadlines
 
     def forget(self) -> None:
@@ -238,37 +256,34 @@ class SecondLevelConnection:
         self.saves.clear()
 
     def begin_flush(self, version: str = "") -> None:
-        """Order a flush of the second level, for all hosts; the store has dropped its records already.
-
-        Args:
-            version: See `Flush`.
-        """
+        """Order a flush of the second level, as `Flush`; the store has dropped its records already."""
         if self.is_on:
             self._flush.begin(version)
 
     def flush_error(self) -> MmcachedError | None:
-        """Return why the current flush is not confirmed; None while it may still be."""
+        """Return why the flush is not confirmed; None while it may still be."""
         return self._flush.error(has_process=bool(self._peer))
 
     @property
     def next_deadline(self) -> float:
         """The time at which `go_on` must be called at the latest."""
-        of_fetches = min(self.fetches.next_deadline, self.prefetches.next_deadline)
+        of_requests = min(self.fetches.next_deadline, self.prefetches.next_deadline, self.drops.next_deadline)
         if self._poll is None:
-            return of_fetches
-        saves_from = self._saves_from if self.saves else inf
+            return of_requests
         return min(
-            of_fetches,
+            of_requests,
+            self.drops.next_order,
             self.claims.next_deadline,
             self._poll.deadline,
-            self._flush.next_order if self.is_flushing else saves_from,
+            self._flush.next_order if self.is_flushing else self.saves.next_order,
         )
 
     def go_on(self) -> None:
         """End a turn: end late fetches, and send due orders."""
+        now = self._clock()
+        self.drops.expire(now)
         if not self._peer:
             return
-        now = self._clock()
         if self._peer not in self._channel:
             self._lose()
             return
@@ -289,16 +304,20 @@ class SecondLevelConnection:
             failed=ended["failed"],
             overtaken=ended["overtaken"],
             saves_dropped=self.saves.num_dropped,
+            waiting_drops=len(self.drops),
+            dropped=self._num_dropped,
         )
 
     # ---- internals
 
     def _answer(self, poll: _Poll, now: float) -> None:
         is_flush_due = now >= self._flush.next_order
-        are_saves_due = bool(self.saves) and now >= self._saves_from and not self.is_flushing
+        are_saves_due = now >= self.saves.next_order and not self.is_flushing
         are_claims_due = now >= self.claims.next_deadline
         has_fetches = self.fetches.has_orders or self.prefetches.has_orders
-        if not (is_flush_due or are_saves_due or are_claims_due or has_fetches or now >= poll.deadline):
+        are_drops_due = now >= self.drops.next_order
+        is_due = is_flush_due or are_saves_due or are_claims_due or are_drops_due or has_fetches
+        if not is_due and now < poll.deadline:
             return
         fetches = self.fetches.take_orders(self._records.epoch, MAX_ORDERED_FETCHES)
         fetches += self.prefetches.take_orders(self._records.epoch)
@@ -311,7 +330,8 @@ class SecondLevelConnection:
         self._poll = None
         flush = self._flush.token if is_flush_due else 0
         version = self._flush.version if flush else ""
-        orders = Orders(poll.request_id, fetches, list(saves.values()), flush, claims, version, self._records.epoch)
+        drops, store_epoch = self.drops.take_orders(now), self._records.epoch
+        orders = Orders(poll.request_id, fetches, list(saves.values()), flush, claims, version, store_epoch, drops)
         if not self._channel.try_send(self._peer, orders):
             self._lose()
 
@@ -323,6 +343,7 @@ class SecondLevelConnection:
         self.claims.clear()
         self._end_fetches()
         self._flush.process_is_lost()
+        self.drops.process_is_lost()
 
     def _end_fetches(self) -> None:
         self.fetches.end_all()

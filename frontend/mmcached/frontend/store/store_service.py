@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import assert_never
 
 import msgspec
 import structlog
@@ -34,6 +33,7 @@ from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_service import ClaimService
 from mmcached.frontend.store.claim_table import ClaimTable
 from mmcached.frontend.store.client_figures import ClientFigures
+from mmcached.frontend.store.drop_service import DropService
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.put_service import PutService
@@ -49,7 +49,6 @@ from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolEr
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
-from mmcached.wire.messages.second_level import AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
 from mmcached.wire.messages.verification import Verified, Verify
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.sockets.frames import Frame
@@ -109,6 +108,7 @@ class StoreService(Closeable):
             second_level=self.second_level,
             clock=clock,
         )
+        self._drops = DropService(self.records, channel, self.second_level)
         self.puts = PutService(
             config,
             self.records,
@@ -196,10 +196,7 @@ class StoreService(Closeable):
                 present = [self.records.has(tenant, key) for key in keys]
                 self._send(peer, to_client.Present(message.request_id, present))
             case received.DropRecord():
-                is_dropped = self.records.drop(message.tenant, message.key)
-                self.second_level.saves.forget(store_key(message.tenant, message.key))
-                reason = to_client.DROPPED if is_dropped else "it had none"
-                self._send(peer, to_client.Stored(message.request_id, self.records.epoch, False, reason))
+                self._drops.drop(peer, message)
             case received.DropClaim():
                 self._claiming.drop(message.claim, message.client_id)
             case received.RegisterReader():
@@ -214,10 +211,8 @@ class StoreService(Closeable):
             case received.PrefetchRecords(keys=keys):
                 num_begun = self.second_level.prefetch(message.client_id, self._missing(message.tenant, keys))
                 self._send(peer, to_client.Prefetching(message.request_id, num_begun))
-            case TakeOrders() | FetchesEnded() | SecondLevelFlushed() | AnotherHostFlushed():
-                self.second_level.handle(peer, message)
             case _:
-                assert_never(message)
+                self.second_level.handle(peer, message)
 
     # ---- clients
 

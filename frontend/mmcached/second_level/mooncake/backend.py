@@ -5,7 +5,8 @@
     mmcached:3:claim:NAME       word │ end               word of the first host; an expired claim is free
 
 The 3 is `records.VERSION`; `namespaces` has the prefix of a fleet. Mooncake cannot compare and set: of two hosts that
-begin an epoch at the same moment one is left behind, and has to be flushed again.
+begin an epoch at the same moment one is left behind, and has to be flushed again; of two drops at the same moment one
+may not be announced.
 
 A value may change while it is read. A record's checksum detects that; an epoch's halves differ then. The end of a claim
 is in milliseconds of the wall clock: if hosts' clocks differ by more than a claim's lifetime, each of them computes.
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused, Value
+from mmcached.second_level.drops import with_entry
 from mmcached.second_level.mooncake.calls import BoundedCalls
 from mmcached.second_level.mooncake.client import MooncakeClient
 from mmcached.second_level.namespaces import key_prefix
@@ -91,6 +93,17 @@ class MooncakeBackend(Closeable):
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
         value = b"".join(pieces)  # the pieces are the caller's, and the call may outlast the caller
         self._ask(lambda client: client.write(self._record + name, value), deadline)
+
+    def remove(self, names: Sequence[str], *, deadline: float) -> None:
+        def ask(client: MooncakeClient) -> None:
+            for name in names:
+                client.remove(self._record + name)
+
+        self._ask(ask, deadline)
+
+    def log_drop(self, name: str, entry: bytes, *, ttl_s: float, deadline: float) -> None:
+        key = self._record + name
+        self._ask(lambda client: client.write(key, with_entry(client.read(key), entry)), deadline)
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         key = self._claim + name

@@ -1,7 +1,8 @@
 """Implements the `second_level.backend` interface for Redis or Valkey.
 
     mmcached:3:epoch            19 digits; set by a script that compares; read with every value, in the same round trip
-    mmcached:3:record:NAME      SET … PX; GET; GETRANGE
+    mmcached:3:record:NAME      SET … PX; GET; GETRANGE; DEL
+    mmcached:3:record:drops     the log of drops: appended to by a script
     mmcached:3:claim:NAME       SET … PX by a script that compares; renewed and dropped only by its owner
 
 The 3 is `records.VERSION`: hosts of two versions can share a server without sharing keys; `namespaces` has the prefix
@@ -28,8 +29,9 @@ from redis.exceptions import (
 )
 
 from mmcached.second_level.backend import MAX_EPOCH, BackendError, BackendRefused, Got, Value
+from mmcached.second_level.drops import ENTRY_BYTES, MAX_LOGGED
 from mmcached.second_level.namespaces import key_prefix
-from mmcached.second_level.records import VERSION
+from mmcached.second_level.records import HEAD_BYTES, VERSION
 from mmcached.second_level.redis.attempts import Connections
 from mmcached.second_level.redis.link import RedisLink
 from mmcached.second_level.redis.nodes import nodes_of
@@ -50,6 +52,17 @@ local owner = redis.call('get', KEYS[1])
 if owner and owner ~= ARGV[1] then return 'theirs' end
 redis.call('set', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 'ours'
+"""
+_LOG_DROP = """
+local found = redis.pcall('get', KEYS[1])
+local count, entries = tonumber(ARGV[4]), ''
+if type(found) == 'string' and #found >= tonumber(ARGV[2]) and not found:sub(1, 19):find('%D') then
+  count, entries = tonumber(found:sub(1, 19)), found:sub(tonumber(ARGV[2]) + 1)
+end
+local head = string.format('%019.0f', count + 1)
+head = head .. string.rep(' ', tonumber(ARGV[2]) - #head)
+redis.call('set', KEYS[1], head .. (entries .. ARGV[1]):sub(-tonumber(ARGV[3])), 'PX', ARGV[5])
+return 'done'
 """
 _DROP_OWN = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
@@ -83,6 +96,18 @@ class RedisBackend(Closeable):
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
         key = self._record + name
         self._set(_command(key, "SET", key, list(pieces), "PX", _ms(ttl_s)), deadline)
+
+    def remove(self, names: Sequence[str], *, deadline: float) -> None:
+        keys = [self._record + name for name in names]
+        for reply in self._exchange([_command(key, "DEL", key) for key in keys], deadline):
+            _good(reply)
+
+    def log_drop(self, name: str, entry: bytes, *, ttl_s: float, deadline: float) -> None:
+        key = self._record + name
+        limits = (HEAD_BYTES, MAX_LOGGED * ENTRY_BYTES, secrets.randbits(52), _ms(ttl_s))
+        (reply,) = self._exchange([_command(key, "EVAL", _LOG_DROP, 1, key, entry, *limits)], deadline)
+        if _good(reply) != b"done":
+            raise BackendError("Redis does not confirm that a drop is announced")
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         key = self._claim + name

@@ -285,11 +285,16 @@ class DropClaim(Message, frozen=True):
 
 
 class DropRecord(Message, frozen=True):
-    """Drop the record of a key; existing leases remain valid."""
+    """Drop the record of a key on all hosts of the second level; existing leases remain valid.
+
+    Attributes:
+        is_local: Drop it on this host alone.
+    """
 
     request_id: Count
     key: Text
     tenant: Text = ""
+    is_local: bool = False
 
 
 class ClientBye(Message, frozen=True):

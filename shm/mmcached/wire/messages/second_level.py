@@ -62,6 +62,13 @@ class Save(Part, frozen=True):
     cost_s: float = 0.0
 
 
+class Drop(Part, frozen=True):
+    """A record to drop on all hosts; `name` is its `store_key`, `number` the id of this drop."""
+
+    number: Count
+    name: Text
+
+
 class Orders(Message, frozen=True):
     """Answer to `TakeOrders`: the second level's orders; empty if none came in time.
 
@@ -70,6 +77,7 @@ class Orders(Message, frozen=True):
         claims: States of claims: held ones are renewed, the others dropped.
         version: Version of that flush; "" without one.
         store_epoch: Epoch of the records to be saved.
+        drops: Records to be dropped before anything else, each to be confirmed.
     """
 
     request_id: Count
@@ -79,6 +87,7 @@ class Orders(Message, frozen=True):
     claims: list[ClaimState] = msgspec.field(default_factory=list)
     version: VersionName = ""
     store_epoch: Count = 0
+    drops: list[Drop] = msgspec.field(default_factory=list)
 
 
 class TakeOrders(Message, frozen=True):
@@ -117,5 +126,28 @@ class AnotherHostFlushed(Message, frozen=True):
     reason: Text
 
 
-SecondLevelNotice = FetchesEnded | SecondLevelFlushed | AnotherHostFlushed
+class DropEnded(Message, frozen=True):
+    """Confirm the drop with this number: no host finds an earlier record of the name; or report its `error`.
+
+    No answer.
+    """
+
+    client_id: ClientId
+    number: Count
+    error: Text = ""
+
+
+class RecordsDropped(Message, frozen=True):
+    """Report that other hosts have dropped records: drop those of these names (`store_key`) here, too. No answer.
+
+    Attributes:
+        are_all: It is unknown which: drop all records.
+    """
+
+    client_id: ClientId
+    names: Annotated[list[Text], msgspec.Meta(max_length=MAX_REPORTED)]
+    are_all: bool = False
+
+
+SecondLevelNotice = FetchesEnded | SecondLevelFlushed | AnotherHostFlushed | DropEnded | RecordsDropped
 """Messages to the frontend without an answer."""
