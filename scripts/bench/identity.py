@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mmcached.integrations.vllm.tower import read_tower
-from mmcached.integrations.vllm.writes import is_written
+from mmcached.integrations.watched_writes import is_written
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Row, cpu_ns, row
 

@@ -4,6 +4,10 @@
     ranks             agreement of an engine's ranks on what they load
     encoding_time     an encoder's time, by the items that it has encoded together
     record_form       checks the tensors of a record before a model gets them
+    shared_embeddings one engine's embeddings in the store, of one tensor each
+    watched_writes    notices writes to a tower that its process makes without a call
+    method_code       names in the code of a model's methods
+    tensor_parts      the plain tensors of one that a quantiser has packed
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches
     tensorrt_llm/     encoder outputs behind the encoder cache of TensorRT-LLM's models

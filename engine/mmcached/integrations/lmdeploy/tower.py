@@ -17,7 +17,7 @@ from mmcached.cache.output_names import PACKAGES
 from mmcached.client import Client
 from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.vllm.writes import WatchedWrites
+from mmcached.integrations.watched_writes import WatchedWrites
 from mmcached.wire.errors import ConfigError
 from mmcached.worker.encoders.computing import computing_rows
 from mmcached.worker.encoders.content import Content

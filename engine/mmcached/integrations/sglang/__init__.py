@@ -6,7 +6,6 @@
     contact           logs to SGLang's log whether what is shared
     buffers           copies records out of and into the host's memory, for encoder servers
     embedding_store   the same, as SGLang's store of embeddings
-    tensors           records of one tensor each, for engines
     engine_cache      SGLang's embedding cache of an engine, with `tensors` behind it
     engine_name       the name of an engine's embeddings, from the weights that its ranks have
     processed_inputs  what SGLang's processor makes of pictures, before the ranks of an engine get it

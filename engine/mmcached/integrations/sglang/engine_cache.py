@@ -29,7 +29,7 @@ from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.engine_name import EngineName
 from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key
 from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, SglangSettings
-from mmcached.integrations.sglang.tensors import SharedEmbeddings
+from mmcached.integrations.shared_embeddings import SharedEmbeddings
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ConfigError
 

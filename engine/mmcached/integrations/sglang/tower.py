@@ -8,14 +8,13 @@ have some of its weights. Of a model without such a child every parameter counts
 
 from __future__ import annotations
 
-import inspect
 import weakref
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
+from mmcached.integrations.method_code import names_behind
+from mmcached.integrations.tensor_parts import plain_parts
 from mmcached.worker.encoders.content import Content
 
 _LANGUAGE = frozenset({"language_model", "model", "llm", "lm_head"})
@@ -47,7 +46,7 @@ def tower_digest(model: torch.nn.Module) -> str:
     for name, value in sorted(model.state_dict(keep_vars=True).items()):
         if name.partition(".")[0] in of_text:
             continue
-        for index, part in enumerate(_plain(value.data)):
+        for index, part in enumerate(plain_parts(value.data)):
             content.add(f"{name} {index}", part)
     return content.hexdigest()
 
@@ -55,37 +54,3 @@ def tower_digest(model: torch.nn.Module) -> str:
 def language_names(kind: type) -> frozenset[str]:
     """Return the usual names of a language model that no code behind a model's features names."""
     return _LANGUAGE - set(names_behind(kind, _FEATURES))
-
-
-def names_behind(kind: type, methods: Iterable[str]) -> Iterator[str]:
-    """Yield the names in the code of a model's methods, and of further methods that these name."""
-    seen: set[str] = set()
-    ahead = list(methods)
-    while ahead:
-        name = ahead.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for owner in kind.__mro__:
-            method = inspect.unwrap(getattr(vars(owner).get(name), "__func__", vars(owner).get(name)))  # type: ignore[arg-type]
-            if isinstance(method, FunctionType):
-                names = list(_names_in(method.__code__))
-                yield from names
-                ahead += names
-
-
-def _names_in(code: CodeType) -> Iterable[str]:
-    yield from code.co_names
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _names_in(value)
-
-
-def _plain(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that a tensor consists of: several where a quantiser packs it."""
-    if type(value) is torch.Tensor or not hasattr(value, "__tensor_flatten__"):
-        yield value
-    else:
-        names, _ = value.__tensor_flatten__()
-        for name in names:
-            yield from _plain(getattr(value, name))

@@ -23,10 +23,10 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver, SaverCounters
-from mmcached.integrations.sglang.tensors import SharedEmbeddings
+from mmcached.integrations.shared_embeddings import SharedEmbeddings
 from mmcached.integrations.tensorrt_llm.model import digest_of, forms_of, rows_of, tower_tensors
 from mmcached.integrations.tensorrt_llm.ranks import Ranks, ranks_of
-from mmcached.integrations.vllm.writes import WatchedWrites
+from mmcached.integrations.watched_writes import WatchedWrites
 from mmcached.wire.closeable import Closeable
 
 _LOG = logging.getLogger("mmcached.tensorrt_llm")

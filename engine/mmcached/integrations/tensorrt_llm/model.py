@@ -21,8 +21,8 @@ from mmcached.cache.output_names import PACKAGES
 from mmcached.client import Client
 from mmcached.integrations.embedding_width import embedding_width
 from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
+from mmcached.integrations.method_code import names_behind
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.sglang.tower import names_behind
 from mmcached.wire.errors import ConfigError
 from mmcached.worker.encoders.computing import computing_rows
 from mmcached.worker.encoders.content import Content

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -35,19 +36,10 @@ def ranks_of(mapping: Any) -> Ranks:
         return Ranks(lambda value: [value], is_first=True)
     from tensorrt_llm._utils import mpi_comm, mpi_disabled
 
+    from mmcached.integrations.ranks import of_all  # loads torch
+
     is_first = mapping.tp_rank == 0
     if mpi_disabled():
-        return Ranks(_gather_in(mapping.tp_group_pg, mapping.tp_size), is_first)
+        return Ranks(partial(of_all, group=mapping.tp_group_pg), is_first)
     world = mpi_comm()
     return Ranks(world.Create_group(world.group.Incl(mapping.tp_group)).allgather, is_first)
-
-
-def _gather_in(group: Any, num_ranks: int) -> Callable[[Any], list[Any]]:
-    import torch
-
-    def gather(value: Any) -> list[Any]:
-        found: list[Any] = [None] * num_ranks
-        torch.distributed.all_gather_object(found, value, group=group)
-        return found
-
-    return gather

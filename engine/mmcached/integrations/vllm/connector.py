@@ -41,7 +41,7 @@ from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.integrations.vllm.weights import tower_of, watch
 from mmcached.integrations.vllm.worker_side import WorkerSide
-from mmcached.integrations.vllm.writes import is_written
+from mmcached.integrations.watched_writes import is_written
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

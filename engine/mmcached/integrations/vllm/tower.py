@@ -10,22 +10,23 @@ Some put word embeddings into an item, such as the time stamps of a video: their
 model. Of a model that marks nothing every parameter counts.
 
 Buffers that no checkpoint has follow from the configuration, and are not read: some grow with use. Later writes to what
-was read are noticed by `writes`.
+was read are noticed by `watched_writes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from blake3 import blake3
 
 from mmcached.cache.output_names import PACKAGES
+from mmcached.integrations.method_code import names_behind
 from mmcached.integrations.ranks import merged
+from mmcached.integrations.tensor_parts import plain_parts
 from mmcached.integrations.vllm.packed import packed_digest
-from mmcached.integrations.vllm.writes import watch_writes
+from mmcached.integrations.watched_writes import watch_writes
 from mmcached.worker.encoders.computing import computing_rows
 
 _HEADS = frozenset({"lm_head", "logits_processor"})
@@ -79,21 +80,11 @@ def _digest(model: torch.nn.Module, tensors: dict[str, torch.Tensor], names: Ite
                 raise ValueError(f"{name} has no bytes: it was packed where it cannot be read")
             digest.update(f"{name} packed {packed}\n".encode())
             continue
-        for part in _plain(value.data):
+        for part in plain_parts(value.data):
             flat = part.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
             digest.update(f"{name} {part.dtype} {list(part.shape)} {len(flat)}\n".encode())
             digest.update(flat.data)
     return digest.hexdigest()
-
-
-def _plain(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that a tensor consists of: several where a quantiser packs it."""
-    if type(value) is torch.Tensor or not hasattr(value, "__tensor_flatten__"):
-        yield value
-    else:
-        names, _ = value.__tensor_flatten__()
-        for name in names:
-            yield from _plain(getattr(value, name))
 
 
 def _is_below(name: str, parents: Iterable[str]) -> bool:
@@ -115,27 +106,4 @@ def _words(model: torch.nn.Module, of_text: set[str]) -> set[str]:
 def _names_one_of(kind: type, marked: Iterable[str]) -> bool:
     """Return whether code behind `embed_multimodal` names the language model."""
     wanted = {"get_language_model", *(name.rpartition(".")[2] for name in marked)}
-    seen: set[str] = set()
-    ahead = ["embed_multimodal"]
-    while ahead:
-        name = ahead.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for owner in kind.__mro__:
-            method = vars(owner).get(name)
-            method = getattr(method, "__func__", method)
-            method = getattr(method, "__wrapped__", method)
-            if isinstance(method, FunctionType):
-                names = set(_names_in(method.__code__))
-                if names & wanted:
-                    return True
-                ahead += names
-    return False
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _names_in(value)
+    return not wanted.isdisjoint(names_behind(kind, ["embed_multimodal"]))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmcached.integrations.vllm.writes import is_written, watch_writes
+from mmcached.integrations.watched_writes import is_written, watch_writes
 from tests.house import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "hosts" / "vllm.md").read_text()

@@ -15,7 +15,7 @@ from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.sglang.tensors import SharedEmbeddings
+from mmcached.integrations.shared_embeddings import SharedEmbeddings
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
