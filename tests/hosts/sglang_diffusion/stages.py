@@ -16,11 +16,13 @@ import torch
 with warnings.catch_warnings():  # they say at import what a machine without a GPU does not have
     warnings.simplefilter("ignore")
     import torch._inductor.compile_fx
-    from sglang.multimodal_gen.configs.models.encoders import CLIPTextConfig, T5Config
+    from sglang.multimodal_gen.configs.models.encoders import CLIPTextConfig, CLIPVisionConfig, T5Config
+    from sglang.multimodal_gen.configs.models.vaes.flux import FluxVAEConfig
     from sglang.multimodal_gen.configs.pipeline_configs.flux import FluxPipelineConfig
     from sglang.multimodal_gen.runtime.distributed import parallel_state
-    from sglang.multimodal_gen.runtime.models.encoders.clip import CLIPTextModel
+    from sglang.multimodal_gen.runtime.models.encoders.clip import CLIPTextModel, CLIPVisionModel
     from sglang.multimodal_gen.runtime.models.encoders.t5 import T5EncoderModel
+    from sglang.multimodal_gen.runtime.models.vaes.autoencoder import AutoencoderKL
     from sglang.multimodal_gen.runtime.pipelines_core.stages.text_encoding import TextEncodingStage
     from sglang.multimodal_gen.runtime.platforms.plugins import apply_plugin_hooks
     from sglang.multimodal_gen.runtime.server_args import server_args
@@ -80,6 +82,23 @@ class TextStage:
     def _note(self, index: int) -> None:
         """Count what SGLang computes: it calls this before it uses an encoder."""
         self.num_computed += 1
+
+
+def image_encoder() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    return random_weights(CLIPVisionModel(_sized(CLIPVisionConfig(), {**sizes, "image_size": 8, "patch_size": 4})))
+
+
+def vae() -> Any:
+    sizes = {
+        **{"block_out_channels": (4, 8), "layers_per_block": 1, "act_fn": "silu", "latent_channels": 2},
+        **{"norm_num_groups": 2, "sample_size": 8, "use_quant_conv": False, "use_post_quant_conv": False},
+        **{"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2},
+        "mid_block_add_attention": True,
+    }
+    torch.manual_seed(0)
+    return random_weights(AutoencoderKL(_sized(FluxVAEConfig(), sizes)))
 
 
 def random_weights(model: Any) -> Any:

@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.multimodal_gen.runtime.cache.conditioning import ConditioningCache, invalidate_conditioning_caches
+from sglang.multimodal_gen.runtime.distributed import parallel_state
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.integrations.diffusers import sglang_stages
-
-from tests.hosts.sglang_diffusion.stages import TextStage, random_weights, start_rank  # isort: skip
-from sglang.multimodal_gen.runtime.cache.conditioning import ConditioningCache, invalidate_conditioning_caches
-from sglang.multimodal_gen.runtime.distributed import parallel_state
-from sglang.multimodal_gen.runtime.models.vaes.common import DiagonalGaussianDistribution, ParallelTiledVAE
-
+from tests.hosts.sglang_diffusion.stages import TextStage, image_encoder, start_rank, vae
 from tests.house import REPOSITORY
 from tests.integration.processes import DEADLINE_S, small_config
 
@@ -59,9 +56,15 @@ def rank() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def store_of_test(rank: None, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MMCACHED_CONDITIONING", str(client.run_dir))
-    sglang_stages._conditioning.cache_clear()
+    _forget_client()
     yield
-    sglang_stages._conditioning()._client.close()
+    _forget_client()
+
+
+def _forget_client() -> None:
+    if sglang_stages._client.cache_info().currsize:
+        sglang_stages._client().close()
+    sglang_stages._client.cache_clear()
     sglang_stages._conditioning.cache_clear()
 
 
@@ -153,44 +156,30 @@ def test_a_killed_store_changes_nothing(run_dir: Path, tmp_path: Path, monkeypat
             assert all(map(torch.equal, stage.encode(prompt, new_cache()), parts))
     assert counters()[2] == 0
     with ChildService(run_dir / "other", config, tmp_path / "again.json"):
-        sglang_stages._conditioning()._client.close()
-        sglang_stages._conditioning.cache_clear()
+        _forget_client()
         assert all(map(torch.equal, TextStage(tmp_path / "3").encode("a cat", new_cache()), wanted["a cat"]))
         assert counters() == (NUM_ENCODERS, 0, 0), "a restarted store has its records"
 
 
 @torch.no_grad()
-def test_a_vae_encodes_a_reference_once() -> None:
-    class Vae(ParallelTiledVAE):  # an encoder of SGLang's base class, which has `encode`
-        use_tiling = use_temporal_tiling = False
-        temporal_compression_ratio = 1
-
-        def __init__(self) -> None:
-            torch.nn.Module.__init__(self)
-            self.conv = torch.nn.Conv3d(3, 8, 1)
-            self.num_encoded = 0
-
-        def _encode(self, x: torch.Tensor) -> torch.Tensor:
-            latents: torch.Tensor = self.conv(x)
-            return latents
-
-        def _decode(self, z: torch.Tensor) -> torch.Tensor:
-            raise NotImplementedError
-
-    Vae.__module__ = "sglang.multimodal_gen.runtime.models.vaes.tiny"
-    pixels = torch.linspace(-1, 1, 3 * 2 * 8 * 8).view(1, 3, 2, 8, 8)
-    torch.manual_seed(0)
-    vae = random_weights(Vae())
-    wanted = vae.encode(pixels)
+@pytest.mark.parametrize("kind", ["vae", "image encoder"])
+def test_references_are_encoded_once(kind: str) -> None:
+    pixels = torch.linspace(-1, 1, 3 * 8 * 8).view(1, 3, 8, 8)
     for num_encoded, pixel in ((1, pixels), (1, pixels), (2, pixels + 1)):
-        cache = new_cache()
-        with cache.scope():
-            found = vae.encode(pixel)
-        assert type(found) is DiagonalGaussianDistribution
+        model = vae() if kind == "vae" else image_encoder()
+        encode = model.encode if kind == "vae" else model
+        wanted = encode(pixel)
+        with new_cache().scope():
+            found = encode(pixel)
+        assert type(found) is type(wanted)
         assert counters()[1:] == (num_encoded, 0)
-        if pixel is pixels:
-            assert torch.equal(found.mean, wanted.mean)
-            assert torch.equal(found.std, wanted.std)
+        if kind == "vae":
+            assert type(found.latent_dist) is type(wanted.latent_dist)
+            assert torch.equal(found.latent_dist.mean, wanted.latent_dist.mean)
+            assert torch.equal(found.latent_dist.std, wanted.latent_dist.std)
+        else:
+            assert torch.equal(found.last_hidden_state, wanted.last_hidden_state)
+            assert found.hidden_states is None
 
 
 @pytest.mark.parametrize("asked", [object(), float("nan"), torch.ones(2).to_sparse()], ids=["object", "nan", "sparse"])

@@ -2,6 +2,7 @@
 
     ConditioningCache.run          what it computes is first looked for in the store: `sglang_stages`
     ConditioningCache.invalidate   weights change: their names are forgotten
+    DiffusersPipeline              the encoders of a pipeline of diffusers are replaced
 
 MMCACHED_CONDITIONING=RUN_DIR   share outputs through this service; without it nothing happens
 """
@@ -15,6 +16,7 @@ from mmcached.integrations.sglang.plugin import check_version
 
 RUN_DIR = "MMCACHED_CONDITIONING"
 CACHE = "sglang.multimodal_gen.runtime.cache.conditioning.ConditioningCache"
+LOADS = "sglang.multimodal_gen.runtime.pipelines.diffusers_pipeline.DiffusersPipeline._load_diffusers_pipeline"
 
 
 def register() -> None:
@@ -28,7 +30,8 @@ def register() -> None:
     check_version(metadata.version("sglang"), RUN_DIR)
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
-    from mmcached.integrations.diffusers.sglang_stages import forget_before_invalidate, run_with_store
+    from mmcached.integrations.diffusers import sglang_stages
 
-    HookRegistry.register(f"{CACHE}.invalidate", forget_before_invalidate, HookType.BEFORE)
-    HookRegistry.register(f"{CACHE}.run", run_with_store, HookType.AROUND)
+    HookRegistry.register(f"{CACHE}.invalidate", sglang_stages.forget_before_invalidate, HookType.BEFORE)
+    HookRegistry.register(f"{CACHE}.run", sglang_stages.run_with_store, HookType.AROUND)
+    HookRegistry.register(LOADS, sglang_stages.share_pipeline, HookType.AFTER)

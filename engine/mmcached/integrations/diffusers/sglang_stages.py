@@ -6,6 +6,8 @@ SGLang's cache decides which calls can be cached, as a function of the encoder, 
 told before weights change. Its records are what stages use, such as one layer's states, and not what encoders return.
 A call goes to SGLang unchanged if several ranks compute it together, in a warm-up, or if its encoder has no name:
 offloaded by layers, sharded, compiled, or with other code than torch's, Transformers', diffusers' and SGLang's.
+
+Pipelines that SGLang runs by diffusers have no such cache: their encoders are replaced, as by `cached_conditioning`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from mmcached.cache.name_files import note_name
 from mmcached.cache.output_names import computing_variables
 from mmcached.client import Client
 from mmcached.integrations.diffusers.calls import SharedCalls
+from mmcached.integrations.diffusers.conditioning import Conditioning
 from mmcached.integrations.diffusers.output_trees import NotDescribed, check_record, output_of, record_of
 from mmcached.integrations.transformers.engine_code import EngineCode, packages_of
 from mmcached.integrations.transformers.function_code import text_of
@@ -40,6 +43,8 @@ from mmcached.worker.encoders.content import Content, add_image
 from mmcached.worker.encoders.weights import Weights
 
 _LOG = logging.getLogger("sglang.mmcached")
+_PIPELINES: list[Conditioning] = []
+"""What answers the calls of pipelines of diffusers, as long as the process lives."""
 _DEVICE = re.compile(r"(cpu|cuda|xpu|npu|musa|mps)(:\d+)?")
 
 
@@ -68,11 +73,24 @@ def is_warming_up() -> bool:
     return bool(conditioning._refresh_cache.get())
 
 
+def share_pipeline(pipeline: Any, *_: Any, **__: Any) -> None:
+    """Make the encoders of a pipeline that SGLang runs by diffusers take their outputs from the store."""
+    conditioning = Conditioning(_client(), timeout_s=30.0)
+    conditioning.add_all(pipeline)
+    _PIPELINES.append(conditioning)
+    _LOG.info("mmcached: outputs of %d encoders of diffusers are shared", conditioning.num_encoders)
+
+
 @functools.cache
 def _conditioning() -> StageConditioning:
+    return StageConditioning(_client())
+
+
+@functools.cache
+def _client() -> Client:
     client = Client(Path(os.environ["MMCACHED_CONDITIONING"]), name="sglang-diffusion")
     _LOG.info("mmcached: conditioning is shared through %s", client.run_dir)
-    return StageConditioning(client)
+    return client
 
 
 class StageConditioning(SharedCalls):
