@@ -121,7 +121,8 @@ class StorePuts(StoreReads):
     ) -> Verb[int]:
         """Drop the records of up to 4096 keys as `drop`; return how many of them this host had.
 
-        Sends one message per key. If the service stops answering, the remaining keys stay and do not count.
+        Sends one message per key. If the service stops answering, or the second level does not confirm a drop, the
+        remaining keys stay and do not count.
 
         Args:
             keys: Keys of the records.
