@@ -147,6 +147,7 @@ def test_a_killed_store_changes_nothing(run_dir: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("MMCACHED_CONDITIONING", str(run_dir / "other"))
     config, without = small_config(world_size=0), TextStage(tmp_path / "1")
     wanted = {prompt: without.encode(prompt, new_cache(0)) for prompt in ("a cat", "a dog")}  # no service yet
+    _forget_client()  # it looks for a service again after some time only
     stage = TextStage(tmp_path / "2")
     with ChildService(run_dir / "other", config, tmp_path / "config.json") as service:
         stage.encode("a cat", new_cache())
