@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from mmcached.cache.store_keys import store_key
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
+from mmcached.second_level.name_lists import NUM_PLACES, names_in, place_name
 from mmcached.second_level.namespaces import key_prefix
+from mmcached.second_level.records import Found
+from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.urls import make_backend
 from mmcached.wire.limits import LimitsConfig
-from tests.integration.processes import eventually, role_pids
+from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 from tests.integration.test_two_hosts import Hosts, is_right, record
 from tests.integration.test_two_hosts_storm import second_level_pid
 from tests.second_level.servers import Server, find_program, short_folder
@@ -107,6 +113,47 @@ def test_a_drop_reaches_all_hosts_also_around_deaths(hosts: Hosts, server: Serve
         assert all(client.get(key) is None for key in keys)
     assert ann.put(keys[0], record(keys[0]))
     eventually(lambda: bob.get(keys[0]) is not None, bool, "what was put later")
+
+
+def names_told(server: Server) -> set[str]:
+    """Return the names on the lists that hosts have saved."""
+    with SharedRecords(make_backend(server.url), max_bytes=1 << 20, ttl_s=60.0) as records:
+        places = [place_name(number) for number in range(NUM_PLACES)]
+        found = records.get_many(places, deadline=time.monotonic() + DEADLINE_S)
+    return {name for each in found if isinstance(each, Found) for name in names_in(b"".join(each.pieces))}
+
+
+def test_a_new_host_is_warmed_up_also_around_deaths(server: Server) -> None:
+    with short_folder() as folder, ExitStack() as stack:
+        with server.client() as client:
+            client.flushall()
+
+        def host(name: str, *, store_warm_up: bool = True) -> tuple[ChildService, Client]:
+            config = small_config(
+                world_size=0,
+                store_l2=server.url,
+                store_warm_up=store_warm_up,
+                limits=PATIENT,
+                restart_backoff_s=0.05,
+                max_restarts=1000,
+            )
+            service = stack.enter_context(ChildService(folder / name, config, folder / f"{name}.json"))
+            return service, stack.enter_context(Client(service.run_dir))
+
+        _, ann = host("a")
+        keys = computed_on(ann, server, "warm")
+        wanted = {store_key("", key) for key in keys}
+        # Again and again, because single hits may be lost to the frontend.
+        eventually(lambda: all(is_here(ann, key) for key in keys) and wanted <= names_told(server), bool, "the list")
+        _, bob = host("b")
+        eventually(lambda: [is_here(bob, key) for key in keys], all, "all records, unasked")
+        assert bob.stats().store.fetches.warmed >= NUM
+        _, off = host("off", store_warm_up=False)
+        killed, carl = host("c")
+        kill(second_level_pid(killed))
+        kill(*role_pids(killed.process.pid)["frontend"])
+        eventually(lambda: [is_here(carl, key) for key in keys], all, "all records, around deaths")
+        assert not any(is_here(off, key) for key in keys)
 
 
 def test_two_fleets_on_one_server_neither_find_nor_flush_each_other(server: Server) -> None:

@@ -28,6 +28,7 @@ from mmcached.wire.messages.second_level import (
     FetchEnd,
     FetchesEnded,
     Orders,
+    RecentNames,
     RecordsDropped,
     Save,
     SecondLevelFlushed,
@@ -112,6 +113,12 @@ class FirstLevel(Closeable):
         for start in range(0, max(len(names), are_all), MAX_REPORTED):
             some = list(names[start : start + MAX_REPORTED])
             self._contact.tell(RecordsDropped(self._contact.client_id, some, are_all=are_all and not start))
+
+    def names_told(self, names: Sequence[str]) -> None:
+        """Report the names that other hosts have told; none is an answer, too."""
+        for start in range(0, max(len(names), 1), MAX_REPORTED):
+            some = list(names[start : start + MAX_REPORTED])
+            self._contact.tell(RecentNames(self._contact.client_id, some))
 
     def another_host_flushed(self, reason: str) -> None:
         """Report that the second level is not used until this host is flushed."""

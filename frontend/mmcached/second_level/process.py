@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from mmcached.second_level.counts import Counts
 from mmcached.second_level.dropping import Dropping
 from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
+from mmcached.second_level.name_lists import NameLists
 from mmcached.second_level.saving import Saving
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import epoch_note, make_backend
@@ -89,6 +91,8 @@ class SecondLevelProcess(Closeable):
         self._claims = claims
         self._saving = Saving(self._first, records, claims, self._counts, config.limits)
         self._dropping = Dropping(self._first, records, self._fetching, self._saving, self._counts)
+        host = f"{socket.gethostname()} {directory.path}"
+        self._names = NameLists(self._first, records, self._counts, host=host)
         self._are_drops_new = False
         self._is_over = threading.Event()
         self._circuit = "closed"
@@ -100,6 +104,7 @@ class SecondLevelProcess(Closeable):
         records.on_drops = self._note_drops
         works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders), ("watch", self._watch)]
         works.append(("drop", self._dropping.run))
+        works += [("names", self._names.run)] if config.store_warm_up else []
         works += [(f"fetch {number}", self._fetching.run) for number in range(NUM_FETCHERS)]
         works += [(f"save {number}", self._saving.run) for number in range(NUM_SAVERS)]
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
@@ -144,6 +149,7 @@ class SecondLevelProcess(Closeable):
         self._fetching.close()
         self._saving.close()
         self._dropping.close()
+        self._names.close()
         self._first.close()
         self._records.close()
         give_up = time.monotonic() + JOIN_S
@@ -228,6 +234,7 @@ class SecondLevelProcess(Closeable):
                 self._is_apart_told &= bool(error)
                 self._first.flushed(orders.flush, error)
         self._dropping.order(orders.drops)
+        self._names.order(orders.recent_names, asks=orders.asks_names)
         self._claims.note((each.name, each.is_held) for each in orders.claims)
         self._fetching.order(orders.fetches, now)
         self._saving.order(orders.saves, now, store_epoch=orders.store_epoch)
@@ -247,6 +254,7 @@ class SecondLevelProcess(Closeable):
         self._fetching.begin_life()
         self._saving.begin_life()
         self._dropping.begin_life()
+        self._names.begin_life()
 
 
 def main(run_dir: Path) -> int:

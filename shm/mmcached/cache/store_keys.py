@@ -14,6 +14,12 @@ that computing the record took: for a writer that adopts the store, and for peop
 >>> parse_about(about_record("a", "bc", 7)), parse_about(b"a")
 (About(tenant='a', key='bc', put_at=7, cost_s=0.0), None)
 
+A record that is known by its name alone, because another host has told that name, is one of the tenant `NAMES_TENANT`,
+under the name as its key.
+
+>>> store_key(NAMES_TENANT, store_key("a", "bc")) == store_key("a", "bc")
+True
+
 Processed items are records of the service's own tenant, under their keys; the note of an item has the number of its
 embeddings, too.
 
@@ -44,15 +50,20 @@ ROWS = "rows"
 """Name of the tensor in a record of rows on their way to one client."""
 ITEMS_TENANT = "mmcached/items"
 """Tenant of the processed items, whose records no client can put or drop."""
+NAMES_TENANT = "mmcached/names"
+"""Tenant of records that are known by their names alone; only the second level's process puts them."""
 _LENGTH = struct.Struct("<Q")
 _ABOUT = struct.Struct("<QII")
 _COST_UNIT_S = 1e-5
 _MAX_COST = (1 << 32) - 1
+_NAME = re.compile(r"[0-9a-f]{64}")
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
 
 
 @lru_cache(maxsize=256)  # a put needs the name of its key several times
 def store_key(tenant: str, key: str) -> str:
+    if tenant == NAMES_TENANT and _NAME.fullmatch(key):
+        return key
     digest = hashlib.blake2b(digest_size=32)
     for name in (tenant, key):
         name_bytes = name.encode("utf-8", "surrogatepass")

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define MMC_PROTOCOL_VERSION 26
+#define MMC_PROTOCOL_VERSION 27
 
 typedef struct mmc_connection {
     int fd, lock_fd;

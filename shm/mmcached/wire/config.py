@@ -66,9 +66,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # share of the store for nurseries, where clients write large records in place; 0 = none
     store_nursery_share: float = 0.25
 
-    # shared server of several hosts' stores (redis://…; "" = none), and the lifetime of records there
+    # shared server of several hosts' stores (redis://…; "" = none), lifetime of records there, warm-up of a new store
     store_l2: str = ""
     store_l2_ttl_s: float = 86_400.0
+    store_warm_up: bool = False
 
     # leave the ring where it is when the service ends: the next one in this run directory goes on with them
     keep_cache: bool = False

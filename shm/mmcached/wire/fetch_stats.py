@@ -11,7 +11,8 @@ class FetchStats(StatsRecord, frozen=True):
     """The store's fetches from the second level by outcome, and the number of requests that wait for one.
 
     `saves_dropped` are saves that the second level's process did not take in time. `waiting_drops` are drops that it
-    has not confirmed; `dropped` records were dropped here because another host had dropped them.
+    has not confirmed; `dropped` records were dropped here because another host had dropped them. `warmed` records were
+    fetched because other hosts had found them last.
     """
 
     parked: Annotated[Gauge, Metric("l2_parked")] = 0
@@ -23,6 +24,7 @@ class FetchStats(StatsRecord, frozen=True):
     saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
     waiting_drops: Annotated[Gauge, Metric("l2_waiting_drops")] = 0
     dropped: Annotated[int, Metric("l2_dropped_records")] = 0
+    warmed: Annotated[int, Metric("l2_warmed_records")] = 0
 
 
 class PrefetchStats(StatsRecord, frozen=True):

@@ -86,6 +86,7 @@ METRICS: Mapping[str, str] = {
     "l2_fetches": "fetches from the second level, by outcome; overtaken: a local client has put the record first",
     "l2_waiting_drops": "drops that the second level has not confirmed",
     "l2_dropped_records": "records dropped here because another host has dropped them",
+    "l2_warmed_records": "records fetched at the start because other hosts had found them last",
     "l2_prefetching": "prefetches that wait or are under way now",
     "l2_prefetches": "prefetches by outcome; overtaken: a put or a request came first; refused: beyond a limit",
     "store_claims": "clients told to compute a missing record",

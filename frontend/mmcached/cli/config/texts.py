@@ -30,6 +30,7 @@ TEXTS = {
     "keep_cache": "keep the ring in /dev/shm at the end, for the next service in this run directory",
     "store_l2": "second level behind the store, for several hosts: a URL such as redis://HOST:6379/0; empty: none",
     "store_l2_ttl_s": "lifetime of a record in the second level",
+    "store_warm_up": "fetch into an empty store what other hosts with this option have found last, and tell them",
     "store_num_slots": "records in the store at a time",
     "store_nursery_share": "share of the store for nurseries, where clients write large records in place; 0: none",
     "enable_prefix_caching": "cache the KV blocks of prefixes",

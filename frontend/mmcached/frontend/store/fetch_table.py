@@ -23,6 +23,7 @@ from math import inf
 from typing import NamedTuple
 
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.fetch_stats import FetchStats
 from mmcached.wire.messages.second_level import Fetch
 
 MAX_FETCHES = 8192
@@ -110,6 +111,19 @@ class FetchTable:
             return inf
         first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
         return min((fetch.deadline for fetch in first if fetch is not None), default=inf)
+
+    def stats(self, **others: int) -> FetchStats:
+        """Return the figures of fetches, with `others` that are not kept here."""
+        ended = self.num_ended
+        return FetchStats(
+            parked=self.num_parked,
+            hits=ended["hit"],
+            misses=ended["miss"],
+            late=ended["late"],
+            failed=ended["failed"],
+            overtaken=ended["overtaken"],
+            **others,
+        )
 
     def is_under_way(self, number: int) -> bool:
         return number in self._number_to_name

@@ -58,6 +58,10 @@ class PrefetchTable:
     def __len__(self) -> int:
         return len(self._number_to_name)
 
+    def num_of(self, client_id: str) -> int:
+        """Return the number of a client's open prefetches; those of the warm-up have the client ""."""
+        return self._client_to_num[client_id]
+
     @property
     def has_orders(self) -> bool:
         return bool(self._waiting) and len(self._under_way) < MAX_UNDER_WAY

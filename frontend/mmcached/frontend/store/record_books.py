@@ -42,6 +42,11 @@ class RecordBooks:
     def items(self) -> TenantBooks:
         return self.by_tenant.get(ITEMS_TENANT) or TenantBooks()
 
+    @property
+    def num_client_bytes(self) -> int:
+        """Bytes of all clients' records, those in nurseries too."""
+        return sum(books.num_bytes for tenant, books in self.by_tenant.items() if tenant != ITEMS_TENANT)
+
     def tenant_of(self, name: str) -> str:
         return self._name_to_tenant[name]
 
@@ -66,15 +71,16 @@ class RecordBooks:
         """Take a record out for a while; return its bytes."""
         if self.clients.has(name):
             self.clients.remove(name)
-        return self.by_tenant[tenant].remove(name)
+        num_bytes = self.by_tenant[tenant].remove(name)
+        if not self.by_tenant[tenant].num_bytes:
+            del self.by_tenant[tenant]
+        return num_bytes
 
     def forget(self, name: str) -> str:
         """Remove a record that was dropped; return its tenant."""
         tenant = self._name_to_tenant.pop(name)
         self.saved.forget(name)
         self.discharge(tenant, name)
-        if not self.by_tenant[tenant].num_bytes:
-            del self.by_tenant[tenant]
         return tenant
 
     def touch(self, name: str) -> None:

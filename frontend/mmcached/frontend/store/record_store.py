@@ -21,7 +21,7 @@ import time
 from enum import StrEnum
 from typing import Self
 
-from mmcached.cache.store_keys import EMBEDDINGS, about_record, store_key
+from mmcached.cache.store_keys import EMBEDDINGS, NAMES_TENANT, about_record, store_key
 from mmcached.cache.verification import name_of
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_books import RecordBooks
@@ -307,7 +307,7 @@ class RecordStore(Closeable):
             return PutRefusal.NO_STORE
         if is_old:
             return PutRefusal.OLD_EPOCH
-        if self.refused and (tenant, name_of(key)) in self.refused:
+        if self.refused and (tenant == NAMES_TENANT or (tenant, name_of(key)) in self.refused):
             return PutRefusal.DIFFERENT
         name = store_key(tenant, key)
         has_one = self.in_ring.find(name) is not None
@@ -324,11 +324,12 @@ class RecordStore(Closeable):
             return PutRefusal.BEYOND_TENANT_QUOTA
         # The former record of the key does not count against the limits, and must not be the one evicted.
         was_in_ring = has_one and books.clients.has(name)
-        former_bytes = books.discharge(tenant, name) if has_one else 0
+        former_tenant = books.tenant_of(name) if has_one else tenant  # another one if it is `NAMES_TENANT`
+        former_bytes = books.discharge(former_tenant, name) if has_one else 0
         self.in_ring.make_room_in_quota(tenant, num_bytes)
         has_room = not in_ring or self.in_ring.make_room(num_bytes)
         if has_one:
-            books.charge(tenant, name, former_bytes, in_ring=was_in_ring)
+            books.charge(former_tenant, name, former_bytes, in_ring=was_in_ring)
         if not has_room:
             return PutRefusal.FULL
         try:

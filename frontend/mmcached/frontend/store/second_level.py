@@ -8,6 +8,7 @@
     AnotherHostFlushed          it is not used until this host is flushed, too
     DropEnded                   a record is dropped on all hosts, or the error                   (see `shared_drops`)
     RecordsDropped              other hosts have dropped records: they are dropped here, too
+    RecentNames                 what other hosts have found last: it is fetched at the start        (see `warm_up`)
 
     no process ──TakeOrders──> open ──a fetch was not answered in time──> silent ──any message──> open
       ^                          └────────────────────┴── its connection is closed: fetches end
@@ -36,6 +37,7 @@ from mmcached.frontend.store.prefetch_table import PrefetchTable
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.save_queue import SaveQueue
 from mmcached.frontend.store.shared_drops import SharedDrops
+from mmcached.frontend.store.warm_up import WarmUp
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.fetch_stats import FetchStats
@@ -45,6 +47,7 @@ from mmcached.wire.messages.second_level import (
     DropEnded,
     FetchesEnded,
     Orders,
+    RecentNames,
     RecordsDropped,
     Save,
     SecondLevelFlushed,
@@ -90,10 +93,10 @@ class SecondLevelConnection:
         self.is_on = bool(config.store_l2)
         self.fetches = FetchTable(config, clock)
         self.prefetches = PrefetchTable(config.limits.max_prefetches_per_client, self.fetches.numbers, clock)
-        claim_s = config.limits.l2_claim_wait_ms / 1000
-        self.claims = HeldClaims(claim_s, is_computed=is_computed, clock=clock)
+        self.claims = HeldClaims(config.limits.l2_claim_wait_ms / 1000, is_computed=is_computed, clock=clock)
         self.saves = SaveQueue(config.limits, clock, on_lost=self.claims.end)
         self.drops = SharedDrops(clock)
+        self.warm_up = WarmUp(config, records, clock)
         self._num_dropped = 0
         self._flush = LevelFlush(clock)
         self.is_apart = False
@@ -150,6 +153,7 @@ class SecondLevelConnection:
         self._end_fetch(wanted, is_fetched=is_fetched)
         if is_fetched or not self.is_on or self.is_apart or is_on_its_way(wanted.key):
             self.claims.end(wanted.name)
+            self.warm_up.was_kept(wanted, handle)
             return
         self.claims.will_be_saved(wanted.name)
         expires_at, cost_s = self._records.in_ring.expires_at(handle), self._records.saved.cost_s(wanted.name)
@@ -198,6 +202,8 @@ class SecondLevelConnection:
                 self.drops.ended(message.number, message.error)
             case RecordsDropped():
                 self._records_dropped(message)
+            case RecentNames():
+                self.warm_up.learn(message.names)
             case _:
                 assert_never(message)
 
@@ -252,6 +258,7 @@ class SecondLevelConnection:
 
     def forget(self) -> None:
         """End all fetches and remove all saves, after the store has dropped all records."""
+        self.warm_up.begin_again()
         self._end_fetches()
         self.saves.clear()
 
@@ -270,42 +277,32 @@ class SecondLevelConnection:
         of_requests = min(self.fetches.next_deadline, self.prefetches.next_deadline, self.drops.next_deadline)
         if self._poll is None:
             return of_requests
-        return min(
-            of_requests,
-            self.drops.next_order,
-            self.claims.next_deadline,
-            self._poll.deadline,
-            self._flush.next_order if self.is_flushing else self.saves.next_order,
-        )
+        of_orders = self._flush.next_order if self.is_flushing else self.saves.next_order
+        return min(of_requests, of_orders, self.drops.next_order, self.claims.next_deadline, self._poll.deadline)
 
     def go_on(self) -> None:
         """End a turn: end late fetches, and send due orders."""
         now = self._clock()
         self.drops.expire(now)
-        if not self._peer:
-            return
-        if self._peer not in self._channel:
+        if self._peer and self._peer not in self._channel:
             self._lose()
+        if not self._peer:
             return
         if now >= self.fetches.next_deadline and self.fetches.expire(now):
             self._is_silent = True
             log.info("the second level is silent: nothing is fetched until it says something")
         self.prefetches.expire(now)
+        if self.is_open:
+            self.prefetch("", self.warm_up.take_wanted(self.prefetches.num_of("")))
         if self._poll is not None:
             self._answer(self._poll, now)
 
     def stats(self) -> FetchStats:
-        ended = self.fetches.num_ended
-        return FetchStats(
-            parked=self.fetches.num_parked,
-            hits=ended["hit"],
-            misses=ended["miss"],
-            late=ended["late"],
-            failed=ended["failed"],
-            overtaken=ended["overtaken"],
+        return self.fetches.stats(
             saves_dropped=self.saves.num_dropped,
             waiting_drops=len(self.drops),
             dropped=self._num_dropped,
+            warmed=self.warm_up.num_records,
         )
 
     # ---- internals
@@ -315,9 +312,9 @@ class SecondLevelConnection:
         are_saves_due = now >= self.saves.next_order and not self.is_flushing
         are_claims_due = now >= self.claims.next_deadline
         has_fetches = self.fetches.has_orders or self.prefetches.has_orders
-        are_drops_due = now >= self.drops.next_order
-        is_due = is_flush_due or are_saves_due or are_claims_due or are_drops_due or has_fetches
-        if not is_due and now < poll.deadline:
+        recent, asks = self.warm_up.take_recent(now), self.is_open and self.warm_up.take_question()
+        are_others_due = now >= self.drops.next_order or has_fetches or recent or asks
+        if not (is_flush_due or are_saves_due or are_claims_due or are_others_due) and now < poll.deadline:
             return
         fetches = self.fetches.take_orders(self._records.epoch, MAX_ORDERED_FETCHES)
         fetches += self.prefetches.take_orders(self._records.epoch)
@@ -331,7 +328,9 @@ class SecondLevelConnection:
         flush = self._flush.token if is_flush_due else 0
         version = self._flush.version if flush else ""
         drops, store_epoch = self.drops.take_orders(now), self._records.epoch
-        orders = Orders(poll.request_id, fetches, list(saves.values()), flush, claims, version, store_epoch, drops)
+        orders = Orders(
+            poll.request_id, fetches, list(saves.values()), flush, claims, version, store_epoch, drops, recent, asks
+        )
         if not self._channel.try_send(self._peer, orders):
             self._lose()
 
@@ -344,6 +343,7 @@ class SecondLevelConnection:
         self._end_fetches()
         self._flush.process_is_lost()
         self.drops.process_is_lost()
+        self.warm_up.process_is_lost()
 
     def _end_fetches(self) -> None:
         self.fetches.end_all()

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from mmcached.cache.store_keys import ITEMS_TENANT, store_key
+from mmcached.cache.store_keys import ITEMS_TENANT, NAMES_TENANT, store_key
 from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.rings import late_store_ring
@@ -56,7 +56,7 @@ from mmcached.wire.stats import RingStats, StoreStats
 
 log = structlog.get_logger("mmcached.frontend")
 
-_WRITING = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
+_Writing = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
 
 
 class StoreService(Closeable):
@@ -180,9 +180,8 @@ class StoreService(Closeable):
                 self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _serve(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
-        if isinstance(message, _WRITING) and message.tenant == ITEMS_TENANT:
-            reason = "another name: the service keeps its processed items under this one"
-            raise InvalidRequest("tenant", message.tenant, reason)
+        if isinstance(message, _Writing) and message.tenant in (ITEMS_TENANT, NAMES_TENANT):
+            self._check_tenant(message)
         match message:
             case received.PutRecord():  # first: each earlier case would cost a put time
                 self.puts.put(peer, message, payload)
@@ -213,6 +212,12 @@ class StoreService(Closeable):
                 self._send(peer, to_client.Prefetching(message.request_id, num_begun))
             case _:
                 self.second_level.handle(peer, message)
+
+    def _check_tenant(self, message: _Writing) -> None:
+        is_put_by_name = isinstance(message, received.PutRecord) and self.second_level.is_peer(message.client_id)
+        if message.tenant == ITEMS_TENANT or not is_put_by_name:
+            reason = "another name: the service keeps records of its own under this one"
+            raise InvalidRequest("tenant", message.tenant, reason)
 
     # ---- clients
 

@@ -78,6 +78,8 @@ class Orders(Message, frozen=True):
         version: Version of that flush; "" without one.
         store_epoch: Epoch of the records to be saved.
         drops: Records to be dropped before anything else, each to be confirmed.
+        recent_names: Names of the records found last on this host, to tell other hosts; empty: nothing new.
+        asks_names: The names that other hosts have told are wanted, as `RecentNames`.
     """
 
     request_id: Count
@@ -88,6 +90,8 @@ class Orders(Message, frozen=True):
     version: VersionName = ""
     store_epoch: Count = 0
     drops: list[Drop] = msgspec.field(default_factory=list)
+    recent_names: list[Text] = msgspec.field(default_factory=list)
+    asks_names: bool = False
 
 
 class TakeOrders(Message, frozen=True):
@@ -149,5 +153,12 @@ class RecordsDropped(Message, frozen=True):
     are_all: bool = False
 
 
-SecondLevelNotice = FetchesEnded | SecondLevelFlushed | AnotherHostFlushed | DropEnded | RecordsDropped
+class RecentNames(Message, frozen=True):
+    """Report names (`store_key`) of records that other hosts have found last, as `Orders` asked. No answer."""
+
+    client_id: ClientId
+    names: Annotated[list[Text], msgspec.Meta(max_length=MAX_REPORTED)]
+
+
+SecondLevelNotice = FetchesEnded | SecondLevelFlushed | AnotherHostFlushed | DropEnded | RecordsDropped | RecentNames
 """Messages to the frontend without an answer."""
