@@ -157,7 +157,7 @@ def test_another_version_of_a_package_changes_its_row(
 
 
 def test_an_engine_with_adapters_on_its_tower_has_no_names(checkpoint: MakeCheckpoint) -> None:
-    item = SimpleNamespace(identifier="0" * 64, mm_hash="0" * 64, modality="image")
+    item = SimpleNamespace(identifier="1" * 64, mm_hash="1" * 64, modality="image")
     shares = [
         Sharing.of(config(checkpoint("qwen2_5_vl"), **options), ConnectorSettings()).may_share(item)
         for options in ({}, {"enable_lora": True}, {"enable_lora": True, "enable_tower_connector_lora": True})
