@@ -18,6 +18,7 @@ from mmcached.second_level.namespaces import key_prefix
 from mmcached.second_level.records import Found
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
+from mmcached.wire.config import GIB
 from mmcached.wire.limits import LimitsConfig
 from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 from tests.integration.test_two_hosts import Hosts, is_right, record
@@ -61,9 +62,9 @@ def computed_on(client: Client, server: Server, name: str, namespace: str = "") 
     return keys
 
 
-def num_saved(server: Server, keys: list[str], namespace: str = "") -> int:
+def num_saved(server: Server, keys: list[str], namespace: str = "", *, tenant: str = "") -> int:
     with server.client() as client:
-        names = [f"{key_prefix(namespace)}record:{store_key('', key)}" for key in keys]
+        names = [f"{key_prefix(namespace)}record:{store_key(tenant, key)}" for key in keys]
         return int(client.exists(*names))
 
 
@@ -171,3 +172,25 @@ def test_two_fleets_on_one_server_neither_find_nor_flush_each_other(server: Serv
         assert eventually(lambda: blue.clients[1].stats().second_level.apart, bool, "a host that is apart")
         green.check()
         assert not any(client.stats().second_level.apart for client in green.clients)
+
+
+def test_a_tenant_beyond_its_quota_saves_no_more_and_others_do(server: Server) -> None:
+    with short_folder() as folder, ExitStack() as stack:
+        with server.client() as client:
+            client.flushall()
+        hosts = Hosts(folder, server.url, stack, PATIENT, store_l2_tenant_quota_gb=10.5 * 100_000 / GIB)
+        hosts.check()
+        one, other = hosts.clients
+        keys = [f"{number:02}" for number in range(NUM)]
+        for key in keys:
+            assert one.put(key, record(key), tenant="ann")
+        eventually(lambda: one.stats().second_level.puts_over_quota, lambda count: count == NUM - 10, "refused saves")
+        eventually(lambda: num_saved(server, keys, tenant="ann"), lambda count: count == 10, "saves within the quota")
+        for key in keys[:5]:
+            assert one.put(key, record(key), tenant="bob")
+        eventually(lambda: num_saved(server, keys[:5], tenant="bob"), lambda count: count == 5, "another tenant's")
+        assert all(one.get(key, local=True, tenant="ann") is not None for key in keys)
+        assert sum(other.get(key, tenant="ann") is not None for key in keys) == 10
+        assert other.put("more", record("more"), tenant="ann")
+        eventually(lambda: num_saved(server, ["more"], tenant="ann"), lambda count: count == 1, "the other host's own")
+        assert num_saved(server, keys, tenant="ann") == 10

@@ -167,13 +167,14 @@ def _says_ready(page: bytes) -> bool:
 class Hosts(Pair):
     """Two stores as `mmcached serve` runs them."""
 
-    def __init__(self, folder: Path, url: str, stack: ExitStack, limits: LimitsConfig = SHORT) -> None:
+    def __init__(self, folder: Path, url: str, stack: ExitStack, limits: LimitsConfig = SHORT, **settings: Any) -> None:
         config = small_config(
             world_size=0,
             store_l2=url,
             limits=limits,
             restart_backoff_s=0.05,
             max_restarts=1000,
+            **settings,
         )
         self.services = [
             stack.enter_context(ChildService(folder / name, config, folder / f"{name}.json")) for name in "ab"

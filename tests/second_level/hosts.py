@@ -16,6 +16,7 @@ from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.tenant_quota import TenantQuota
 from mmcached.second_level.versions import Scope
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.handle import Handle
@@ -47,6 +48,7 @@ class Host:
         self.counts = Counts()
         claim_wait_s = limits.pop("claim_wait_s", 60.0)
         max_wait_s = limits.pop("max_wait_s", 60.0)
+        quota = TenantQuota(limits.pop("quota_bytes", None), ttl_s=60.0)
         limit = LimitsConfig(**limits)
         claims = HostClaims(self.records, self.counts, ttl_s=claim_wait_s)
         self.fetching = Fetching(
@@ -58,7 +60,7 @@ class Host:
             max_wait_s=max_wait_s,
             num_threads=2,
         )
-        self.saving = Saving(self.first, self.records, claims, self.counts, limit)
+        self.saving = Saving(self.first, self.records, claims, self.counts, limit, quota=quota)
         self._threads = [
             threading.Thread(target=run) for run in (self.fetching.run, self.fetching.run, self.saving.run)
         ]

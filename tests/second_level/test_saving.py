@@ -13,6 +13,7 @@ import pytest
 
 from mmcached.cache.store_keys import store_key
 from mmcached.second_level import saving
+from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
 from mmcached.second_level.records import HEAD_BYTES, Found
 from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.wire.messages.second_level import Save
@@ -148,6 +149,55 @@ def test_what_is_beyond_a_limit_is_dropped(run_dir: Path, server: PlainServer, l
         order(host, host.put("k", {"x": MIB}))
         host.await_stats(lambda stats: stats.puts_dropped == 1, "a drop")
     assert server.values == {}
+
+
+def test_what_is_beyond_the_quota_of_its_tenant_is_not_saved(run_dir: Path, server: PlainServer) -> None:
+    quota_bytes = HEAD_BYTES + (1 << 19) + (1 << 18)
+    with a_host(run_dir, server, quota_bytes=quota_bytes) as host:
+        host.fetching.order([host.fetch(1, "l", claims=True)], time.monotonic())
+        host.await_ends((1, "miss"))
+        first, second = (host.put(key, {"x": MIB[: 1 << 19]}) for key in "kl")
+        order(host, first, second)
+        stats = host.await_stats(lambda stats: stats.puts_kept + stats.puts_over_quota == 2, "both ends")
+        assert (stats.puts_kept, stats.puts_over_quota, stats.puts_dropped) == (1, 1, 0)
+        assert set(server.values) == {NAME}
+        eventually(lambda: server.claims, lambda claims: not claims, "the end of the claim")
+        order(host, first)
+        host.await_stats(lambda stats: stats.puts_over_quota == 2, "a second refusal")
+        assert host.client.put("l", numbers(1), tenant="u")
+        order(host, Save("u", "l", host.place_of("l", "u")))
+        host.await_stats(lambda stats: stats.puts_kept == 2, "another tenant's")
+        assert host.service.leases == 0
+
+
+@pytest.mark.parametrize(("error", "counts"), [(BackendRefused, False), (BackendLate, True)])
+def test_a_failed_save_counts_for_the_quota_if_it_may_have_been_written(
+    run_dir: Path, server: PlainServer, error: type[BackendError], counts: bool
+) -> None:
+    def fail(what: str) -> None:
+        if what == "put":
+            raise error("as the test wants it")
+
+    with a_host(run_dir, server, quota_bytes=HEAD_BYTES + (1 << 19) + (1 << 18)) as host:
+        first, second = (host.put(key, {"x": MIB[: 1 << 19]}) for key in "kl")
+        server.before = fail
+        order(host, first)
+        host.await_stats(lambda stats: stats.puts_failed == 1, "a failure")
+        server.before = lambda what: None
+        order(host, second)
+        stats = host.await_stats(lambda stats: stats.puts_kept + stats.puts_over_quota == 1, "the second end")
+        assert stats.puts_over_quota == counts
+
+
+def test_what_is_there_already_does_not_count_for_the_quota(run_dir: Path, server: PlainServer) -> None:
+    with a_host(run_dir, server, quota_bytes=2 * HEAD_BYTES + 2 * (1 << 19) + (1 << 18)) as host:
+        first, second = (host.put(key, {"x": MIB[: 1 << 19]}) for key in "kl")
+        for number in (1, 2, 3):
+            order(host, first)
+            host.await_stats(lambda stats: stats.puts_kept == number, "a save")  # noqa: B023 (it is called at once)
+        order(host, second)
+        host.await_stats(lambda stats: stats.puts_kept == 4, "the other one")
+        assert len(server.values) == 2
 
 
 def test_what_waits_is_bounded_and_counted(run_dir: Path, server: PlainServer) -> None:

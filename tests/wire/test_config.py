@@ -23,6 +23,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     *((name, value) for name, (low, high) in RANGES.items() for value in (low - 1, high + 1)),
     ("mm_processor_cache_gb", float("nan")),
     ("store_tenant_quota_gb", float("nan")),
+    ("store_l2_tenant_quota_gb", float("nan")),
     ("start_timeout_s", float("inf")),
     ("data_parallel_size", 9),
     ("device", "tpu"),
@@ -112,6 +113,8 @@ def test_a_store_has_quotas_only_where_they_are_set() -> None:
     config = ServiceConfig(store_gb=1.0)
     assert (config.store_data_bytes, config.store_max_object_bytes) == (GIB, GIB // 4)
     assert (config.store_client_quota_bytes, config.store_tenant_quota_bytes) == (GIB // 4, None)
+    assert config.store_l2_tenant_quota_bytes is None
+    assert ServiceConfig(store_l2_tenant_quota_gb=0.5).store_l2_tenant_quota_bytes == GIB // 2
     config = ServiceConfig(
         store_gb=8 * MIB / GIB, store_max_object_mb=64, store_client_quota_gb=0.5, store_tenant_quota_gb=2.0
     )

@@ -10,6 +10,7 @@
     epoch_note         this host's epoch, on disk
     process            the role: threads and the frontend's orders
     fetching, saving   from the server into the host's store, and back
+    tenant_quota       bytes that this host saves for each tenant
     claims             which host computes a missing record
     first_level        the host's store, as a client
     counts             figures for the stats page

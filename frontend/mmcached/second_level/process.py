@@ -33,6 +33,7 @@ from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.name_lists import NameLists
 from mmcached.second_level.saving import Saving
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.tenant_quota import TenantQuota
 from mmcached.second_level.urls import epoch_note, make_backend
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
@@ -89,7 +90,8 @@ class SecondLevelProcess(Closeable):
             num_threads=NUM_FETCHERS,
         )
         self._claims = claims
-        self._saving = Saving(self._first, records, claims, self._counts, config.limits)
+        quota = TenantQuota(config.store_l2_tenant_quota_bytes, config.store_l2_ttl_s)
+        self._saving = Saving(self._first, records, claims, self._counts, config.limits, quota=quota)
         self._dropping = Dropping(self._first, records, self._fetching, self._saving, self._counts)
         host = f"{socket.gethostname()} {directory.path}"
         self._names = NameLists(self._first, records, self._counts, host=host)

@@ -136,6 +136,12 @@ def pack(
     return [*framed, (name, [manifest, listed])]
 
 
+def framed_bytes(nbytes: int) -> int:
+    """Return the bytes of all values of a record of `nbytes`."""
+    num_parts = -(-nbytes // PART_BYTES) if nbytes > PART_BYTES else 0
+    return HEAD_BYTES + nbytes + num_parts * (HEAD_BYTES + SUM_BYTES)
+
+
 def expiry_ms_of(value: Value) -> int:
     """Return the expiry (ms since 1970, 0 for never) of a value that `unpack` has accepted."""
     expiry_ms: int = _FIELDS.unpack_from(value)[8]

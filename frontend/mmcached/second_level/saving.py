@@ -1,7 +1,8 @@
 """Saves records of this host's store in the second level, in the background.
 
     ordered ──queue, bounded in records and bytes──> leased ──> written, or there already      "kept"
-        └── too many, too old, too large, gone from the store ───────────────────────────────> "dropped"
+        ├── too many, too old, too large, gone from the store ───────────────────────────────> "dropped"
+        └── beyond the quota of its tenant ──────────────────────────────────────────────────> "over_quota"
 
 A record is read in place, under a lease of this process; the end of its save ends its claim. Records of one name are
 written one at a time, in the order of their orders: the last one stays. Saves that are queued or under way when the
@@ -17,14 +18,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mmcached.cache.store_keys import store_key
-from mmcached.second_level.backend import BackendError
+from mmcached.second_level.backend import BackendError, BackendRefused, HostApart
+from mmcached.second_level.breaker import CircuitOpen
 from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.first_level import FirstLevel
+from mmcached.second_level.records import PART_BYTES, framed_bytes
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.tenant_quota import TenantQuota
 from mmcached.second_level.versions import Scope
 from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.wire.closeable import Closeable
@@ -35,6 +39,7 @@ from mmcached.wire.messages.second_level import Save
 
 log = logging.getLogger("mmcached.second_level")
 
+Outcome = Literal["kept", "dropped", "over_quota"]
 PUT_S = 5.0
 """The longest time that a save may take; its lease lasts no longer."""
 
@@ -60,13 +65,21 @@ class Waiting(NamedTuple):
 
 class Saving(Closeable):
     def __init__(
-        self, first: FirstLevel, records: SharedRecords, claims: HostClaims, counts: Counts, limits: LimitsConfig
+        self,
+        first: FirstLevel,
+        records: SharedRecords,
+        claims: HostClaims,
+        counts: Counts,
+        limits: LimitsConfig,
+        *,
+        quota: TenantQuota,
     ) -> None:
         self._first = first
         self._records = records
         self._claims = claims
         self._counts = counts
         self._limits = limits
+        self._quota = quota
         self._queue: deque[_Task] = deque()
         self._num_bytes = 0
         self._busy: set[str] = set()
@@ -93,12 +106,16 @@ class Saving(Closeable):
         Args:
             store_epoch: Epoch of the frontend's store when it gave the orders; 0: unknown.
         """
-        limits, lost = self._limits, list[Save]()
+        limits, lost, num_over_quota = self._limits, list[Save](), 0
         with self._changed:
             for each in saves:
                 if each.place.nbytes > limits.max_l2_record_mb * MIB:
                     lost.append(each)
                     continue
+                if not self._quota.has_room(each.tenant, framed_bytes(each.place.nbytes)):
+                    num_over_quota += 1
+                    lost.append(each)
+                    continue  # queued, it would take the room of other tenants' records
                 name = store_key(each.tenant, each.key)
                 self._queue.append(_Task(name, each, now, self._records.scope_of(name), self._life, store_epoch))
                 self._num_bytes += each.place.nbytes
@@ -107,7 +124,7 @@ class Saving(Closeable):
                 lost.append(self._queue.popleft().order)
                 self._num_bytes -= lost[-1].place.nbytes
             self._changed.notify_all()
-        self._counts.add(puts_dropped=len(lost))
+        self._counts.add(puts_dropped=len(lost) - num_over_quota, puts_over_quota=num_over_quota)
         self._end_claims(lost)
 
     def forget(self, name: str) -> None:
@@ -174,33 +191,46 @@ class Saving(Closeable):
         now = time.monotonic()
         deadline = now + PUT_S
         try:
-            is_kept = now - task.arrived <= MAX_SAVE_AGE_S and self._write(task, name, deadline)
-            self._counts.add(**{"puts_kept" if is_kept else "puts_dropped": 1})
+            is_young = now - task.arrived <= MAX_SAVE_AGE_S
+            outcome = self._write(task, name, deadline) if is_young else "dropped"
+            self._counts.add(**{f"puts_{outcome}": 1})
         except BackendError as error:
             self._counts.add(puts_failed=1)
             log.debug("a record was not saved: %s", error)
         with contextlib.suppress(BackendError):  # saved or not, this host will not write the record any more
             self._claims.drop(name, deadline=deadline)
 
-    def _write(self, task: _Task, name: str, deadline: float) -> bool:
-        """Write a record from its place in the store; return whether the second level has it now."""
+    def _write(self, task: _Task, name: str, deadline: float) -> Outcome:
+        """Write a record from its place in the store; "kept" if the second level has it now."""
         try:
             lent = self._first.lend(task.order)
         except MmcachedError as error:
             log.info("a record was not saved: %s", error)
-            return False
+            return "dropped"
         if lent is None or task.life != self._life:
-            return False
+            return "dropped"
         if task.store_epoch not in (0, self._first.store_epoch):
-            return False  # flushed since: the record that lies there now is of the next version
+            return "dropped"  # flushed since: the record that lies there now is of the next version
         expires_at = task.order.expires_at
         ttl_s = (expires_at - boot_ns()) / 1e9 if expires_at else 0.0
         if expires_at and ttl_s <= 0:
-            return False
-        with self._counts.timed("put"):
-            kept = self._records.save(
-                name, [lent.data], ttl_s=ttl_s, cost_s=task.order.cost_s, as_of=task.scope, deadline=deadline
-            )
+            return "dropped"
+        tenant, num_bytes = task.order.tenant, framed_bytes(lent.nbytes)
+        if not self._quota.reserve(tenant, num_bytes):
+            return "over_quota"
+        is_written = True  # a call that fails may have written it
+        try:
+            with self._counts.timed("put"):
+                kept = self._records.save(
+                    name, [lent.data], ttl_s=ttl_s, cost_s=task.order.cost_s, as_of=task.scope, deadline=deadline
+                )
+            is_written = kept == "kept"
+        except (BackendRefused, CircuitOpen, HostApart):
+            is_written = lent.nbytes > PART_BYTES  # its first parts may have been written
+            raise
+        finally:
+            end = self._quota.commit if is_written else self._quota.release
+            end(tenant, num_bytes)
         if kept == "kept":
             self._counts.add(bytes_written=lent.nbytes)
-        return kept != "outdated"
+        return "dropped" if kept == "outdated" else "kept"

@@ -63,6 +63,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_max_clients: int = 256
     store_client_quota_gb: float = 0.0
     store_tenant_quota_gb: float = 0.0
+    store_l2_tenant_quota_gb: float = 0.0
     # share of the store for nurseries, where clients write large records in place; 0 = none
     store_nursery_share: float = 0.25
 
@@ -268,6 +269,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def store_tenant_quota_bytes(self) -> int | None:
         """The most bytes of one tenant's records; None for no limit."""
         return int(self.store_tenant_quota_gb * GIB) or None
+
+    @property
+    def store_l2_tenant_quota_bytes(self) -> int | None:
+        """The most bytes saved in the second level for one tenant within `store_l2_ttl_s`; None for no limit."""
+        return int(self.store_l2_tenant_quota_gb * GIB) or None
 
     def digest(self) -> str:
         """Return 16 hex digits that two processes compare to check that their configurations are equal."""

@@ -259,6 +259,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "store_tenant_quota_gb": Limit(
             0, 4096, "GiB", "records of one tenant (0: no limit)", "its own oldest records are evicted"
         ),
+        "store_l2_tenant_quota_gb": Limit(
+            0,
+            1 << 20,
+            "GiB",
+            "records of one tenant that this host saves in the second level within `store_l2_ttl_s` (0: no limit)",
+            "not saved there",
+        ),
         "ring_reader_quota_gb": Limit(
             0,
             4096,

@@ -285,9 +285,9 @@ class SecondLevelStats(StatsRecord, frozen=True):
     """The process between the store and a server that several hosts share.
 
     `gets_*` are fetches by outcome, `queries` all of them; `claims_elsewhere` found another host's claim;
-    `puts_dropped` were too old, too large, or gone from the store. The latencies are of calls, which may cover many
-    records. `trouble` is an index of `TROUBLES`. `apart`: another host was flushed since this one. `other_version`: and
-    with another version.
+    `puts_dropped` were too old, too large, or gone from the store, `puts_over_quota` beyond the quota of their tenant.
+    The latencies are of calls, which may cover many records. `trouble` is an index of `TROUBLES`. `apart`: another
+    host was flushed since this one. `other_version`: and with another version.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="second_level")] = 0
@@ -299,6 +299,7 @@ class SecondLevelStats(StatsRecord, frozen=True):
     gets_failed: Annotated[int, Metric("l2_requests", op="get", outcome="failed")] = 0
     puts_kept: Annotated[int, Metric("l2_requests", op="put", outcome="kept")] = 0
     puts_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
+    puts_over_quota: Annotated[int, Metric("l2_requests", op="put", outcome="over_quota")] = 0
     puts_failed: Annotated[int, Metric("l2_requests", op="put", outcome="failed")] = 0
     claims_taken: Annotated[int, Metric("l2_requests", op="claim", outcome="taken")] = 0
     claims_elsewhere: Annotated[int, Metric("l2_requests", op="claim", outcome="elsewhere")] = 0
