@@ -80,7 +80,7 @@ def test_five_lines_of_a_client_run(run_dir: Path, page: Path) -> None:
 def run_other_examples(client: Client) -> None:
     """Run each `py` block by itself, with the names that the text around it uses."""
     codes = [block for block in blocks("py", CLIENTS) if "RowRange" not in block]
-    assert len(codes) == 7
+    assert len(codes) == 8
     buffer = io.BytesIO()
     Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(buffer, "PNG")
     names: dict[str, Any] = {kind.__name__: kind for kind in (CacheMiss, Path, Url, Video)}

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "27:3bb9362bb2aa61f4"
+SCHEMA = "28:11dc1b668aa18f35"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

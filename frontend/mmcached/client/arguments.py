@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.wire.errors import ConfigError, Detail, InvalidRequest
-from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_COST_S, MAX_TTL_S
+from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_COST_S, MAX_PIN_S, MAX_TTL_S
 from mmcached.wire.messages.parts import (
     MAX_ROW_KEYS,
     VERSION_NAME,
@@ -116,6 +116,11 @@ def checked_ttl(ttl_s: Any) -> float:
         return 0.0
     limit = f"a number of seconds above 0 and at most {MAX_TTL_S:.0f}; None for a record that does not expire"
     return checked_real("ttl_s", ttl_s, lambda seconds: 0 < seconds <= MAX_TTL_S, limit)
+
+
+def checked_pin_ttl(ttl_s: Any) -> float:
+    limit = f"a number of seconds above 0 and at most {MAX_PIN_S}"
+    return checked_real("ttl_s", ttl_s, lambda seconds: 0 < seconds <= MAX_PIN_S, limit)
 
 
 def checked_cost(cost_s: Any) -> float | None:

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define MMC_PROTOCOL_VERSION 27
+#define MMC_PROTOCOL_VERSION 28
 
 typedef struct mmc_connection {
     int fd, lock_fd;

@@ -1,4 +1,4 @@
-"""Figures of the store's fetches from the second level, as a part of `stats`."""
+"""Figures of the store's fetches from the second level, and of what it is asked to keep, as a part of `stats`."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ class PrefetchStats(StatsRecord, frozen=True):
     failed: Annotated[int, Metric("l2_prefetches", outcome="failed")] = 0
     overtaken: Annotated[int, Metric("l2_prefetches", outcome="overtaken")] = 0
     refused: Annotated[int, Metric("l2_prefetches", outcome="refused")] = 0
+
+
+class PinStats(StatsRecord, frozen=True):
+    """The records of the store that clients have pinned."""
+
+    records: Annotated[Gauge, Metric("store_pins")] = 0
+    bytes: Annotated[Gauge, Metric("store_pins_bytes")] = 0

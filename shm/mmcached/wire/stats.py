@@ -15,7 +15,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from mmcached.wire.engine_stats import ENGINE_METRICS, EngineStats
-from mmcached.wire.fetch_stats import FetchStats, PrefetchStats
+from mmcached.wire.fetch_stats import FetchStats, PinStats, PrefetchStats
 from mmcached.wire.figures import By, Gauge, Metric, Of, StatsRecord, of_modality
 from mmcached.wire.latency import Histogram
 from mmcached.wire.saved_stats import SavedStats
@@ -55,7 +55,7 @@ METRICS: Mapping[str, str] = {
     "leases": "leases that an engine holds for its requests (side reader)",
     "store_capacity_bytes": "size of the ring in bytes, records and items together; 0 without a ring",
     "store_used_bytes": "bytes of the ring in use by records and items",
-    "store_pinned_bytes": "bytes of the ring in use by leased records and items",
+    "store_pinned_bytes": "bytes of the ring in use by leased or pinned records and items",
     "store_populated_bytes": "bytes of the ring whose pages are mapped; rises after the start",
     "store_records": "records and items that the ring holds",
     "store_leases": "leases that clients, engines and workers hold",
@@ -89,6 +89,8 @@ METRICS: Mapping[str, str] = {
     "l2_warmed_records": "records fetched at the start because other hosts had found them last",
     "l2_prefetching": "prefetches that wait or are under way now",
     "l2_prefetches": "prefetches by outcome; overtaken: a put or a request came first; refused: beyond a limit",
+    "store_pins": "records that clients have pinned",
+    "store_pins_bytes": "bytes of the records that clients have pinned",
     "store_claims": "clients told to compute a missing record",
     "store_waits": "requests that waited for another client's computation",
     "store_computing": "open claims of clients to compute a record",
@@ -227,6 +229,7 @@ class StoreStats(StatsRecord, frozen=True):
     ring: RingStats = RingStats()
     fetches: FetchStats = FetchStats()
     prefetches: PrefetchStats = PrefetchStats()
+    pins: PinStats = PinStats()
     verified: Annotated[int, Metric("store_verified")] = 0
     different: Annotated[int, Metric("store_different")] = 0
     refused_names: Annotated[Gauge, Metric("store_refused_names")] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 27
+PROTOCOL_VERSION = 28
 """Rises with every change of a message; enforced by `tests/wire/test_version.py`."""
 VERSION_FIELD = "protocol_version"
 """Name of the version's field in a run directory's `config.json`."""

@@ -1,4 +1,4 @@
-"""What a client asks for ahead of need: one message for each batch of keys, and no error without a service."""
+"""What a client asks to be fetched, or kept: one message for each batch of keys, and no error without a service."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mmcached.wire.errors import DeadlineExceeded
-from mmcached.wire.messages.frontend import MAX_KEYS, PrefetchRecords
+from mmcached.frontend.store import pin_service
+from mmcached.wire.errors import DeadlineExceeded, InvalidRequest
+from mmcached.wire.messages.frontend import MAX_KEYS, PinRecords, PrefetchRecords
 from tests.client.blocking import Make
 from tests.client.services import StoreService
 from tests.client.test_cached_functions import run
@@ -64,4 +65,60 @@ def test_without_a_service_none_is_fetched_or_it_is_an_error(run_dir: Path, make
         service.hold = (PrefetchRecords,)
         with pytest.raises(DeadlineExceeded):
             strict.prefetch(["a"], timeout_s=0.1)
+        service.release()
+
+
+# ---- pins
+
+
+def pins_asked(service: StoreService) -> list[PinRecords]:
+    return [message for message in service.received if isinstance(message, PinRecords)]
+
+
+def test_pins_go_in_batches_and_missing_keys_are_told(service: StoreService, client: Any) -> None:
+    keys = [f"k{number}" for number in range(MAX_KEYS + 2)]
+    for key in keys[::128]:
+        assert client.put(key, {"x": 1}, tenant="t")
+    assert client.pin([], ttl_s=5) == []
+    assert client.pin(keys, ttl_s=5, tenant="t") == [number % 128 == 0 for number in range(len(keys))]
+    assert client.pin(keys[:1], ttl_s=5) == [False]
+    assert [(len(message.keys), message.ttl_s, message.tenant) for message in pins_asked(service)] == [
+        (MAX_KEYS, 5.0, "t"),
+        (2, 5.0, "t"),
+        (1, 5.0, ""),
+    ]
+    assert client.unpin(keys) == 0
+    assert client.unpin([*keys, keys[0]], tenant="t") == 3
+    assert client.unpin(keys, tenant="t") == 0
+
+
+def test_a_namespace_pins_its_own_keys(service: StoreService, client: Any) -> None:
+    space = client.namespace("images")
+    client.put("images/a", {"x": 1})
+    assert run(client, space.pin(["a", "b"], ttl_s=5)) == [True, False]
+    assert run(client, space.unpin(["a", "b"])) == 1
+    assert [message.keys for message in pins_asked(service)] == [["images/a", "images/b"]] * 2
+
+
+def test_a_limit_on_pins_is_an_error_whatever_the_client_forgives(
+    service: StoreService, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pin_service, "MAX_PINS", 1)
+    for key in ("a", "b"):
+        client.put(key, {"x": 1})
+    with pytest.raises(InvalidRequest, match="pinned records = 2: at most 1 of all clients; unpin other records"):
+        client.pin(["a", "b"], ttl_s=5)
+    assert client.pin(["a"], ttl_s=5) == [True]
+
+
+def test_without_a_service_none_is_pinned_or_it_is_an_error(run_dir: Path, make: Make) -> None:
+    with make(run_dir, connect_timeout_s=0.1) as client:
+        assert client.pin(["a", "b"], ttl_s=5) == [False, False]
+        assert client.unpin(["a"]) == 0
+    with StoreService(run_dir) as service, make(run_dir, fail_open=False) as strict:
+        service.hold = (PinRecords,)
+        with pytest.raises(DeadlineExceeded):
+            strict.pin(["a"], ttl_s=5, timeout_s=0.1)
+        with pytest.raises(DeadlineExceeded):
+            strict.unpin(["a"], timeout_s=0.1)
         service.release()

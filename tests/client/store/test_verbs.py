@@ -497,7 +497,7 @@ def test_a_refusal_names_the_tenants_quota_or_the_room(run_dir: Path, make: Make
         assert f"{1 << 20} bytes (store_tenant_quota_gb)" in large.reason
         data_bytes = service.desk.announcement.data_bytes  # type: ignore[union-attr]
         text = service.desk.records.text_of(PutRefusal.FULL)
-        assert text == f"there is no room now: too much of the {data_bytes} bytes is leased (store_gb)"
+        assert text == f"there is no room now: too much of the {data_bytes} bytes is leased or pinned (store_gb)"
 
 
 def test_a_put_without_a_service_or_a_store_says_so(run_dir: Path, make: Make) -> None:

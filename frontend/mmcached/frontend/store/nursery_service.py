@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import resource
 
+import msgspec
 import numpy as np
 
 from mmcached.frontend.connections.channel import Channel
@@ -33,6 +34,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
+from mmcached.wire.stats import RingStats
 
 STEPS_PER_TURN = 64
 STEPS_PER_PUT = 2
@@ -64,6 +66,13 @@ class NurseryService:
     def max_record_bytes(self) -> int:
         """The maximum size of a record with its note in a nursery; 0: there are no nurseries."""
         return self.books.max_record_bytes if self._size and self._records.takes_records else 0
+
+    def ring_stats(self) -> RingStats:
+        """Return the figures of the ring, with the nurseries' share of the bytes."""
+        stats = self._records.ring.stats()
+        data_bytes = stats.data_bytes + (self.books.budget_bytes if stats.data_bytes else 0)
+        evictions = stats.evictions + self._records.in_ring.num_share_evictions
+        return msgspec.structs.replace(stats, data_bytes=data_bytes, evictions=evictions)
 
     @property
     def has_slot(self) -> bool:
@@ -244,7 +253,7 @@ class NurseryService:
             for _ in range(len(one.records)):
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
-                if handle is not None and not ring.records.is_kept(handle):
+                if handle is not None and not ring.records.is_leased(handle):  # a pinned one may still be copied
                     if self.copies.begin(handle) or (evicts and self._records.in_ring.evict(handle)):
                         return True
                     if not evicts:

@@ -47,8 +47,8 @@ class PutRefusal(StrEnum):
     OLD_EPOCH = "it was computed before the last new epoch"
     DIFFERENT = "a hit of this name differed from its recomputation, and the service was not flushed since"
     TOO_LARGE = "it is larger than one record may be: at most {limit} bytes (store_max_object_mb)"
-    BEYOND_TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
-    FULL = "there is no room now: too much of the {limit} bytes is leased (store_gb)"
+    BEYOND_TENANT_QUOTA = "beside pinned records it exceeds its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
+    FULL = "there is no room now: too much of the {limit} bytes is leased or pinned (store_gb)"
 
 
 class RecordStore(Closeable):
@@ -320,7 +320,10 @@ class RecordStore(Closeable):
         about = about_record(tenant, key, boot_ns(), cost_s) if in_ring else b""
         num_bytes = objects.chunk_bytes(name, encoded, about)
         books = self._books
-        if books.quota_bytes is not None and num_bytes > books.quota_bytes:
+        if (
+            books.quota_bytes is not None
+            and num_bytes + self.in_ring.pins.bytes_of(tenant, but=name) > books.quota_bytes
+        ):
             return PutRefusal.BEYOND_TENANT_QUOTA
         # The former record of the key does not count against the limits, and must not be the one evicted.
         was_in_ring = has_one and books.clients.has(name)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from mmcached.cache.store_keys import ITEMS_TENANT, About, num_embeds_of, parse_about, store_key
 from mmcached.frontend.connections.rings import NoRing
+from mmcached.frontend.store.pin_table import PinTable
 from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.frontend.store.worth import Worth
 from mmcached.shm import ObjectStoreWriter, RingWriter
@@ -74,6 +75,7 @@ class RingRecords(Closeable):
         objects: The records by name, as of `store_key`.
         books: Sizes of the records by tenant.
         fetched: Names of records that other hosts may have computed.
+        pins: The records that clients have pinned.
     """
 
     def __init__(self, books: RecordBooks, *, is_shared: bool = False, nursery_bytes: int = 0) -> None:
@@ -81,6 +83,7 @@ class RingRecords(Closeable):
         self.books = books
         self._worth = Worth()
         self.fetched: set[str] = set()
+        self.pins = PinTable()
         self._is_shared = is_shared
         self._nursery_bytes = nursery_bytes
         self.num_quota_evictions = self.num_share_evictions = self.num_item_evictions = self.num_expired = 0
@@ -157,8 +160,11 @@ class RingRecords(Closeable):
     # ---- space
 
     def make_room_in_quota(self, tenant: str, num_bytes: int) -> None:
-        """Evict a tenant's records until `num_bytes` more are within its quota."""
+        """Evict a tenant's records until `num_bytes` more are within its quota, beside which its pinned records fit."""
         while (oldest := self.books.first_over_quota(tenant, num_bytes)) is not None:
+            if oldest in self.pins:
+                self.books.touch(oldest)  # it goes last: no later call passes it again
+                continue
             self.discard(oldest)
             self.num_quota_evictions += 1
 
@@ -179,6 +185,27 @@ class RingRecords(Closeable):
             self._evicted(name)
         return going is not None
 
+    def pin(self, name: str, deadline: float) -> None:
+        """Protect a record from eviction until `deadline`, and mark it as used; ignores unknown names."""
+        handle = self.objects.find(name)
+        if handle is None or isinstance(self.objects, NoObjects):
+            return
+        if self.pins.add(name, self.books.tenant_of(name), self.books.bytes_of(name), deadline):
+            self.objects.ring.records.pin(handle)
+        self.objects.ring.records.touch(handle)
+        self.books.touch(name)
+
+    def unpin(self, name: str) -> bool:
+        """End a record's pin; return whether there was one."""
+        was_pinned = self.pins.remove(name)
+        if (
+            was_pinned
+            and isinstance(self.objects, ObjectStoreWriter)
+            and (handle := self.objects.find(name)) is not None
+        ):
+            self.objects.ring.records.unpin(handle)
+        return was_pinned
+
     # ---- drops
 
     def evict(self, handle: Handle) -> bool:
@@ -195,6 +222,8 @@ class RingRecords(Closeable):
             return False
         name = self.objects.key_of(handle) if self.objects.ring.records.is_current(handle) else ""
         copy = self.objects.end_copy(handle, claim, is_proven=is_proven)
+        if copy is not None and name in self.pins:
+            self.objects.ring.records.pin(copy)
         if copy is not None and (cost_s := self.books.saved.cost_s(name)):
             self.objects.ring.records.value(copy, self._worth.of(cost_s, copy.nbytes))
         return copy is not None
@@ -240,6 +269,7 @@ class RingRecords(Closeable):
         self.objects.clear()
         self.books.clear()
         self.fetched.clear()
+        self.pins.clear()
 
     def close(self) -> None:
         self.objects.close()
@@ -256,6 +286,7 @@ class RingRecords(Closeable):
     def forget(self, name: str) -> str:
         """Remove a dropped record from the books; return its tenant."""
         self.fetched.discard(name)
+        self.pins.remove(name)
         return self.books.forget(name)
 
 

@@ -6,7 +6,7 @@
     PutRecord    ──> Stored              waiters for that key are answered first
     OpenNursery  ──> NurseryOpened       space into which the client writes large records itself
     RegisterReader ──> ReaderRegistered  from then on the client reads records out of the ring without a message
-    HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
+    HaveRecords, PinRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
     Verify ──> Verification    Verified ──> (no answer): see `verification`
     PrefetchRecords ──> Prefetching    TakeOrders ──> Orders, and further messages of that process: see `second_level`
 
@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from mmcached.cache.store_keys import ITEMS_TENANT, NAMES_TENANT, store_key
@@ -36,6 +35,7 @@ from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.drop_service import DropService
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.nursery_service import NurseryService
+from mmcached.frontend.store.pin_service import PinService
 from mmcached.frontend.store.put_service import PutService
 from mmcached.frontend.store.record_reads import RecordReads
 from mmcached.frontend.store.record_sender import RecordSender
@@ -52,11 +52,11 @@ from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.verification import Verified, Verify
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import RingStats, StoreStats
+from mmcached.wire.stats import StoreStats
 
 log = structlog.get_logger("mmcached.frontend")
 
-_Writing = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
+_Writing = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord | received.PinRecords
 
 
 class StoreService(Closeable):
@@ -109,6 +109,7 @@ class StoreService(Closeable):
             clock=clock,
         )
         self._drops = DropService(self.records, channel, self.second_level)
+        self._pins = PinService(config, self.records, channel, clock)
         self.puts = PutService(
             config,
             self.records,
@@ -192,8 +193,9 @@ class StoreService(Closeable):
             case received.ClaimRecords():
                 self._claiming.claim_many(peer, message)
             case received.HaveRecords(keys=keys, tenant=tenant):
-                present = [self.records.has(tenant, key) for key in keys]
-                self._send(peer, to_client.Present(message.request_id, present))
+                self._send(peer, to_client.Present(message.request_id, [self.records.has(tenant, key) for key in keys]))
+            case received.PinRecords():
+                self._pins.handle(peer, message)
             case received.DropRecord():
                 self._drops.drop(peer, message)
             case received.DropClaim():
@@ -266,6 +268,7 @@ class StoreService(Closeable):
     def check(self, now: float) -> None:
         self._look_for_room(now)
         self._claiming.check(now)
+        self._pins.check(now)
         self.records.poll_hits()
         self.records.in_ring.drop_expired()
         self.nurseries.check()
@@ -324,9 +327,10 @@ class StoreService(Closeable):
             new_epochs=records.num_epochs,
             hit_latency=records.hit_latency,
             put_latency=self.puts.latency.histogram(),
-            ring=_of_all(records, self.nurseries),
+            ring=self.nurseries.ring_stats(),
             fetches=self.second_level.stats(),
             prefetches=self.second_level.prefetches.stats(),
+            pins=self._pins.stats(),
             verified=self.verification.num_verified,
             different=self.verification.num_different,
             refused_names=len(records.refused),
@@ -340,11 +344,3 @@ class StoreService(Closeable):
             self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(RequestAborted("the service stops"))))
         self.records.close()
         self._late_ring.close()
-
-
-def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
-    stats = records.ring.stats()
-    data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
-    return msgspec.structs.replace(
-        stats, data_bytes=data_bytes, evictions=stats.evictions + records.in_ring.num_share_evictions
-    )

@@ -184,7 +184,7 @@ class Records(Message, frozen=True):
 
 
 class Present(Message, frozen=True):
-    """Answer to `HaveRecords`, in the order of the keys."""
+    """Answer to `HaveRecords` and `PinRecords`, in the order of the keys."""
 
     request_id: Count
     are_present: list[bool]

@@ -31,6 +31,7 @@ ClientName = Annotated[str, msgspec.Meta(pattern=CLIENT_NAME)]
 ANY_CLIENT: ClientName = "client"
 """The name of clients without a name of their own."""
 MAX_TTL_S, MAX_COST_S = 1e9, 42_000.0
+MAX_PIN_S = 86_400
 MAX_KEYS = 256
 """Keys in one message: more are sent in several messages, between which other clients have their turn."""
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
@@ -218,6 +219,18 @@ class HaveRecords(Message, frozen=True):
     tenant: Text = ""
 
 
+class PinRecords(Message, frozen=True):
+    """Keep the records of some keys from eviction for `ttl_s`, or, with 0.0, no longer.
+
+    The answer is `Present`: which keys have a record, and are pinned, or with 0.0 were pinned.
+    """
+
+    request_id: Count
+    keys: Keys
+    ttl_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_PIN_S)]
+    tenant: Text = ""
+
+
 class OpenNursery(Message, frozen=True):
     """Create a nursery for this client, in place of a former one, or grant space in its present one."""
 
@@ -313,6 +326,7 @@ StoreRequest = (
     | RegisterReader
     | OpenNursery
     | PrefetchRecords
+    | PinRecords
     | TakeOrders
     | Verify
 )
