@@ -3,20 +3,23 @@
 Two servers of vLLM each share by our connector, by our connector and processed inputs, and by ECExampleConnector in
 /dev/shm. One encodes an image; some time after its answer another one of its kind is asked, and then about a text of as
 many tokens, whose time is subtracted. vLLM's own metrics divide the difference: waiting in the scheduler, computing,
-and the rest, which is mostly the API process. Two checkpoints: embeddings of 128 numbers, and of 3,584. ECCPUConnector
+and the rest, which is mostly the API process. Servers that are not asked are stopped meanwhile, because idle ones
+still use a core each. Two checkpoints: embeddings of 128 numbers, and of 3,584. ECCPUConnector
 needs vLLM's second model runner, which does not run on a CPU; LMCache 0.5.6 has no connector that vLLM can be given.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import signal
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -98,18 +101,19 @@ def _of_shape(stack: ExitStack, shape: Shape, num_rounds: int) -> Iterator[Row]:
     usual = {"max-num-batched-tokens": 8192, "max-model-len": 8192, "mm-processor-cache-gb": 4}
     ours, example = usual | mmcached(store), usual | _example(stack)
     processed = {"MMCACHED_PROCESSED_INPUTS": str(store)}
-    first, plain, both, its_first, its_second = start_servers(
-        stack, [ours, ours, ours, example, example], checkpoint, [processed, {}, processed, {}, {}]
-    )
+    servers = start_servers(stack, [ours, ours, ours, example, example], checkpoint, [processed, {}, processed, {}, {}])
+    first, plain, both, its_first, its_second = servers
     sides = {CONNECTOR: (first, plain), BOTH: (first, both), EXAMPLE: (its_first, its_second)}
     for side, delay_s in itertools.product(shape.sides, DELAYS_S):
         found: dict[str, list[Times]] = {name: [] for name in sides}
         for number in range(num_rounds):
             for name in [*sides][:: 1 if number % 2 else -1]:
-                found[name].append(_transfer(*sides[name], shape, side, delay_s))
+                with _alone(sides[name], servers):
+                    found[name].append(_transfer(*sides[name], shape, side, delay_s))
         yield from _rows(found, shape, side, delay_s)
     for side in shape.sides:
-        taken = [_saved_ms(store, first, side) for _ in range(num_rounds)]
+        with _alone((first,), servers):
+            taken = [_saved_ms(store, first, side) for _ in range(num_rounds)]
         yield row(
             "new output is readable, after the answer of the server that made it, which goes on decoding",
             params_of(shape, side),
@@ -137,6 +141,19 @@ def _example(stack: ExitStack) -> dict[str, Any]:
     extra = {"shared_storage_path": folder}
     transfer = {"ec_connector": "ECExampleConnector", "ec_role": "ec_both", "ec_connector_extra_config": extra}
     return {"ec-transfer-config": transfer}
+
+
+@contextmanager
+def _alone(asked: Sequence[VllmServer], servers: Sequence[VllmServer]) -> Iterator[None]:
+    """Stop all processes of the other servers meanwhile."""
+    others = [server for server in servers if server not in asked]
+    for server in others:
+        os.killpg(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for server in others:
+            os.killpg(server.process.pid, signal.SIGCONT)
 
 
 def _transfer(first: VllmServer, second: VllmServer, shape: Shape, side: int, delay_s: float) -> Times:
