@@ -15,7 +15,7 @@ from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.shared_embeddings import SharedEmbeddings
+from mmcached.integrations.shared_embeddings import TOGETHER_S, SharedEmbeddings
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
@@ -70,7 +70,7 @@ def test_embeddings_cost_what_the_engine_took_after_its_last_miss(
 ) -> None:
     times = iter([1.0, 50.0, 54.0])
     monkeypatch.setattr("mmcached.client.device.stopwatch.time", SimpleNamespace(perf_counter=lambda: next(times)))
-    with Saver(client, max_bytes=1 << 20, delay_s=0.5) as saver:  # the puts begin after the second save
+    with Saver(client, max_bytes=1 << 20, delay_s=100 * TOGETHER_S) as saver:  # on a busy machine, too
         tensors = SharedEmbeddings(client, saver, device_of("cpu", max_pinned_bytes=0), FORMS)
         tensors.note_miss()
         tensors.note_miss()

@@ -22,6 +22,8 @@ from mmcached.integrations.encoding_time import EncodingTime
 from mmcached.integrations.record_form import PartForm
 
 TENSOR = "embedding"
+TOGETHER_S = 0.005
+"""The `delay_s` of the saver: until then a host has saved all that it has encoded together, and each has its share."""
 
 
 class SharedEmbeddings:
@@ -29,7 +31,7 @@ class SharedEmbeddings:
 
     Args:
         device: Device of the returned embeddings.
-        saver: Puts the saved embeddings.
+        saver: Puts the saved embeddings, `TOGETHER_S` later.
         forms: Forms of the model's embeddings, of any number of rows. Forms of saved embeddings are added.
         is_writer: Whether this process saves and drops; else another rank does it.
     """

@@ -29,7 +29,7 @@ from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.engine_name import EngineName
 from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key
 from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, SglangSettings
-from mmcached.integrations.shared_embeddings import SharedEmbeddings
+from mmcached.integrations.shared_embeddings import TOGETHER_S, SharedEmbeddings
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ConfigError
 
@@ -62,7 +62,7 @@ class EngineCache(MultiModalStaticCache, Closeable):
         self._is_first = self._group is None or torch.distributed.get_rank(self._group) == 0
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self.name = EngineName(settings, self._client, self._group)
-        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
+        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes, delay_s=TOGETHER_S)
         self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
         self._tensors = SharedEmbeddings(
             self._client, self._saver, self._device, forms_of_embeddings(), is_writer=self._is_first

@@ -23,7 +23,7 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver, SaverCounters
-from mmcached.integrations.shared_embeddings import SharedEmbeddings
+from mmcached.integrations.shared_embeddings import TOGETHER_S, SharedEmbeddings
 from mmcached.integrations.tensorrt_llm.model import digest_of, forms_of, rows_of, tower_tensors
 from mmcached.integrations.tensorrt_llm.ranks import Ranks, ranks_of
 from mmcached.integrations.watched_writes import WatchedWrites
@@ -72,7 +72,7 @@ class SharedEncoderCache(Closeable):
         self._settings = settings
         self._ranks = ranks or ranks_of(model.model_config.mapping)
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="tensorrt-llm")
-        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
+        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes, delay_s=TOGETHER_S)
         self._writes = WatchedWrites()
         self._tensors: SharedEmbeddings | None = None
         self._name: str | None = None
