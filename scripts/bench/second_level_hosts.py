@@ -219,7 +219,7 @@ def drops(hosts: Hosts, num_rounds: int) -> Iterator[Row]:
 
 
 def fetch_ahead(client: Client, keys: list[str]) -> None:
-    """Prefetch records, and wait until all are here; one that was late is asked for again."""
+    """Prefetch records, and wait until all are here; late records are asked for again."""
     while not all(client.contains_many(keys)):
         client.prefetch(keys)
         time.sleep(0.0005)
@@ -323,7 +323,7 @@ def _go(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask(run_dir: str, base: str) -> None:
-    """Be some of the clients; say what was computed."""
+    """Be some of the clients; print the keys that they have computed."""
     num_clients = NUM_CLIENTS // NUM_PROCESSES
     computed: list[str] = []
     start = threading.Barrier(num_clients)
@@ -351,7 +351,7 @@ def ask(run_dir: str, base: str) -> None:
 
 
 def miss_and_put(*run_dirs: str) -> None:
-    """Be somebody whose misses and puts go on while others hit."""
+    """Be a client with misses and puts while other clients hit."""
     with contextlib.ExitStack() as undo:
         clients = [undo.enter_context(Client(run_dir, timeout_s=30.0)) for run_dir in run_dirs]
         for number in count():

@@ -1,4 +1,4 @@
-"""Which records clients have pinned, and until when: bookkeeping only, `RingRecords` protects the records in the ring.
+"""Keeps the names of pinned records and the ends of their pins; `RingRecords` protects the records in the ring.
 
     pin ──> pinned ──its time is over, `unpin`, or the record is dropped, flushed, expired or replaced──> not pinned
 
