@@ -9,20 +9,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tests.hosts.sglang import plugin_folder
+
 FILE = "PROCESSOR_COUNT_FILE"
-_METADATA = "Metadata-Version: 2.1\nName: processor-count\nVersion: 1\n"
-_ENTRY_POINTS = "[sglang.srt.plugins]\nprocessor_count = tests.hosts.sglang.processor_count:register\n"
 
 
 def provide(folder: Path) -> dict[str, str]:
     """Return the environment of a server that notes into a file of the folder."""
-    distribution = folder / "processor_count-1.dist-info"
-    distribution.mkdir(parents=True, exist_ok=True)
-    (distribution / "METADATA").write_text(_METADATA)
-    (distribution / "entry_points.txt").write_text(_ENTRY_POINTS)
-    (folder / "processed").touch()
-    path = os.pathsep.join(part for part in (str(folder), os.getcwd(), os.environ.get("PYTHONPATH")) if part)
-    return {"PYTHONPATH": path, FILE: str(folder / "processed")}
+    return plugin_folder.provide(folder, __name__, FILE, "processed")
 
 
 def num_processed(folder: Path) -> int:
