@@ -39,7 +39,7 @@ class Device(Protocol):
         ...
 
     def stopwatch(self) -> Stopwatch | None:
-        """Begin to time work queued on the current stream; None where that cannot be timed without waiting for it."""
+        """Begin to time work queued on the current stream; None if timing the device means waiting for it."""
         ...
 
     def close(self) -> None:
