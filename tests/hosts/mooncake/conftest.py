@@ -11,7 +11,7 @@ from mmcached.second_level.backend import BackendError
 from mmcached.second_level.mooncake.backend import MooncakeBackend
 from mmcached.second_level.mooncake.place import read_place
 from mmcached.second_level.mooncake.start import start
-from tests.hosts.mooncake.stores import Lender, Master
+from tests.hosts.mooncake.stores import LIVES_S, Lender, Master
 from tests.second_level.mooncake.epochs import begin_epoch
 
 LONG_S = 30.0
@@ -38,7 +38,7 @@ def session_leak_gate(opened_for_good: None, session_leak_gate: None) -> None:
 @pytest.fixture(scope="package")
 def shared_master() -> Iterator[Master]:
     """Return a master with memory, for tests that let it live; each uses names of its own."""
-    with Master() as master, Lender(master):
+    with Master(client_ttl_s=LIVES_S) as master, Lender(master):
         with MooncakeBackend(lambda: start(read_place(master.url))) as backend:
             await_room(backend)
         yield master

@@ -14,8 +14,10 @@ from tests.second_level.servers import free_ports
 
 STARTS_WITHIN_S = 30.0
 LENT_MB = 256
-LEASE_MS, CLIENT_TTL_S = 200, 2
-"""How long what was read is not evicted, and until a process that lent memory is taken for dead."""
+LEASE_MS = 30_000
+"""How long what was read is not evicted; a read that takes longer fails."""
+LOST_AFTER_S, LIVES_S = 2, 60
+"""Until a silent process that lent memory is taken for dead: where a test kills one, and where none dies."""
 
 
 def _command(program: str, *options: str) -> list[str]:
@@ -27,9 +29,13 @@ def _command(program: str, *options: str) -> list[str]:
 
 
 class Master(Program):
-    """A master, which knows where what lies; it has no memory of its own."""
+    """A master, which knows where what lies; it has no memory of its own.
 
-    def __init__(self) -> None:
+    Args:
+        client_ttl_s: Seconds after which a silent process that lent memory is taken for dead.
+    """
+
+    def __init__(self, *, client_ttl_s: int = LOST_AFTER_S) -> None:
         self.port = free_ports(1)[0]
         command = _command(
             "mooncake_master",
@@ -38,7 +44,7 @@ class Master(Program):
             f"-metrics_port={free_ports(1)[0]}",
             "-metrics_host=127.0.0.1",
             f"-default_kv_lease_ttl={LEASE_MS}",
-            f"-client_ttl={CLIENT_TTL_S}",
+            f"-client_ttl={client_ttl_s}",
         )
         super().__init__(command)
 
