@@ -216,6 +216,21 @@ def test_what_waits_is_bounded_and_counted(run_dir: Path, server: PlainServer) -
         assert set(server.values) == {store_key("t", f"k{number}") for number in (0, 3, 4, 5)}, "the oldest go"
 
 
+def test_a_tenant_that_puts_too_much_loses_its_own_saves(run_dir: Path, server: PlainServer) -> None:
+    entered, go_on = hold(server, "get_heads")
+    with a_host(run_dir, server, max_l2_waiting_mb=2) as host:
+        saves = [host.put(f"k{number}", {"x": MIB[: 1 << 19]}) for number in range(6)]
+        assert host.client.put("q", numbers(3), tenant="quiet")
+        order(host, saves[0])
+        assert entered.wait(DEADLINE_S)
+        order(host, Save("quiet", "q", host.place_of("q", "quiet")), *saves[1:])
+        assert host.stats().puts_dropped == 2
+        go_on.set()
+        host.await_stats(lambda stats: stats.puts_kept == 5, "five saves")
+        expected = {store_key("t", f"k{number}") for number in (0, 3, 4, 5)} | {store_key("quiet", "q")}
+        assert set(server.values) == expected
+
+
 def test_a_server_that_fails_costs_the_record_and_no_lease(host: Host, server: PlainServer) -> None:
     server.fault = "full"
     order(host, host.put("k", numbers(3)))

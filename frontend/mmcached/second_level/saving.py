@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mmcached.cache.store_keys import store_key
+from mmcached.cache.waiting_saves import WaitingSaves
 from mmcached.second_level.backend import BackendError, BackendRefused, HostApart
 from mmcached.second_level.breaker import CircuitOpen
 from mmcached.second_level.claims import HostClaims
@@ -81,7 +82,7 @@ class Saving(Closeable):
         self._limits = limits
         self._quota = quota
         self._queue: deque[_Task] = deque()
-        self._num_bytes = 0
+        self._books = WaitingSaves()
         self._busy: set[str] = set()
         self._changed = threading.Condition()
         self._life = 0
@@ -90,7 +91,7 @@ class Saving(Closeable):
     @property
     def waiting(self) -> Waiting:
         with self._changed:
-            return Waiting(len(self._queue), self._num_bytes)
+            return Waiting(len(self._queue), self._books.num_bytes)
 
     def begin_life(self) -> None:
         with self._changed:
@@ -101,7 +102,7 @@ class Saving(Closeable):
         self._end_claims(lost)
 
     def order(self, saves: Sequence[Save], now: float, *, store_epoch: int = 0) -> None:
-        """Add orders that arrived at `now`; beyond the limits the oldest are dropped.
+        """Add orders that arrived at `now`; beyond the limits the oldest of the tenant that has the most are dropped.
 
         Args:
             store_epoch: Epoch of the frontend's store when it gave the orders; 0: unknown.
@@ -118,11 +119,13 @@ class Saving(Closeable):
                     continue  # queued, it would take the room of other tenants' records
                 name = store_key(each.tenant, each.key)
                 self._queue.append(_Task(name, each, now, self._records.scope_of(name), self._life, store_epoch))
-                self._num_bytes += each.place.nbytes
+                self._books.add(each.tenant, each.place.nbytes)
             # The oldest would be the first to become too old.
-            while len(self._queue) > MAX_WAITING_SAVES or self._num_bytes > limits.max_l2_waiting_mb * MIB:
-                lost.append(self._queue.popleft().order)
-                self._num_bytes -= lost[-1].place.nbytes
+            bounds = {"max_records": MAX_WAITING_SAVES, "max_bytes": limits.max_l2_waiting_mb * MIB}
+            while (tenant := self._books.tenant_to_drop(**bounds)) is not None:
+                task = next(task for task in self._queue if task.order.tenant == tenant)
+                self._remove(task)
+                lost.append(task.order)
             self._changed.notify_all()
         self._counts.add(puts_dropped=len(lost) - num_over_quota, puts_over_quota=num_over_quota)
         self._end_claims(lost)
@@ -132,8 +135,7 @@ class Saving(Closeable):
         with self._changed:
             scope = self._records.scope_of(name)
             for task in [task for task in self._queue if task.name == name and task.scope != scope]:
-                self._queue.remove(task)
-                self._num_bytes -= task.order.place.nbytes
+                self._remove(task)
                 self._counts.add(puts_dropped=1)
             self._changed.wait_for(lambda: name not in self._busy, PUT_S)
 
@@ -170,15 +172,18 @@ class Saving(Closeable):
 
     def _clear(self) -> None:
         self._queue.clear()
-        self._num_bytes = 0
+        self._books.clear()
+
+    def _remove(self, task: _Task) -> None:
+        self._queue.remove(task)
+        self._books.remove(task.order.tenant, task.order.place.nbytes)
 
     def _take(self) -> _Task | None:
         with self._changed:
             self._changed.wait_for(lambda: self._next() is not None or self._is_closed)
             if (task := self._next()) is None:
                 return None
-            self._queue.remove(task)
-            self._num_bytes -= task.order.place.nbytes
+            self._remove(task)
             self._busy.add(task.name)
             return task
 

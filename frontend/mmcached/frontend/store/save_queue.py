@@ -1,7 +1,8 @@
 """Queue of records to save in the second level; too many or too old ones are dropped.
 
-    put ──> waiting ──taken──> the second level's      or: dropped, the oldest first, and counted; removed by a flush
+    put ──> waiting ──taken──> the second level's      or: too many or too old: dropped, and counted; removed by a flush
 
+Beyond a limit it drops the oldest of the tenant that has the most (see `waiting_saves`).
 Holds names and places only: records stay in the ring, and may have been evicted when their turn comes.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
+from mmcached.cache.waiting_saves import WaitingSaves
 from mmcached.wire.config import MIB
 from mmcached.wire.limits import MAX_SAVE_AGE_S, MAX_WAITING_SAVES, LimitsConfig
 from mmcached.wire.messages.second_level import Save
@@ -47,7 +49,7 @@ class SaveQueue:
         self._clock = clock
         self._on_lost = on_lost
         self._waiting: dict[str, _Waiting] = {}
-        self._num_bytes = 0
+        self._books = WaitingSaves()
         self._next_order = inf
         self.num_dropped = 0
 
@@ -60,7 +62,7 @@ class SaveQueue:
         return self._next_order if self._waiting else inf
 
     def add(self, name: str, save: Save) -> None:
-        """Add a record, and drop the oldest ones beyond the limits."""
+        """Add a record, and drop those beyond the limits."""
         if save.place.nbytes > self._max_record_bytes:
             self.num_dropped += 1
             self._on_lost(name)
@@ -69,15 +71,16 @@ class SaveQueue:
         if not self._waiting:
             self._next_order = self._clock() + SAVES_WAIT_S
         self._waiting[name] = _Waiting(save, self._clock())
-        self._num_bytes += save.place.nbytes
-        while len(self._waiting) > MAX_WAITING_SAVES or self._num_bytes > self._max_bytes:
-            self._drop_first()
+        self._books.add(save.tenant, save.place.nbytes)
+        bounds = {"max_records": MAX_WAITING_SAVES, "max_bytes": self._max_bytes}
+        while (tenant := self._books.tenant_to_drop(**bounds)) is not None:
+            self._drop(next(name for name, each in self._waiting.items() if each.save.tenant == tenant))
 
     def take(self, limit: int) -> dict[str, Save]:
         """Return and remove up to `limit` records, the oldest first, by name; drop records that are too old."""
         oldest = self._clock() - MAX_SAVE_AGE_S
         while self._waiting and next(iter(self._waiting.values())).since < oldest:
-            self._drop_first()
+            self._drop(next(iter(self._waiting)))
         saves: dict[str, Save] = {}
         while self._waiting and len(saves) < limit:
             name, waiting = next(iter(self._waiting.items()))
@@ -95,10 +98,10 @@ class SaveQueue:
         for name in list(self._waiting):
             self.forget(name)
 
-    def _drop_first(self) -> None:
-        self.forget(next(iter(self._waiting)))
+    def _drop(self, name: str) -> None:
+        self.forget(name)
         self.num_dropped += 1
 
     def _remove(self, name: str) -> None:
         if (waiting := self._waiting.pop(name, None)) is not None:
-            self._num_bytes -= waiting.save.place.nbytes
+            self._books.remove(waiting.save.tenant, waiting.save.place.nbytes)
