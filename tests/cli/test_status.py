@@ -32,6 +32,7 @@ from mmcached.cli.watch.top_frame import draw
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import EncodedByModality, EncodedOfModality, EncoderCacheStats, EngineStats, WorkerStats
+from mmcached.wire.fetch_stats import WARM_UP_STATES, FetchStats, PinStats
 from mmcached.wire.latency import Latency
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import (
@@ -42,6 +43,7 @@ from mmcached.wire.stats import (
     ProcessorCacheStats,
     RoleName,
     ServiceStats,
+    StoreStats,
     SupervisorStats,
 )
 from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, drawn, page_of
@@ -180,6 +182,19 @@ def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one
             shown.append([line for line in text.splitlines() if "puts" in line])
     lines = ["store, sglang: 0 hits, 3 misses, 0 puts", "store, vllm: 4,000 hits, 2 misses, 1 puts"]
     assert shown == [[], lines]
+
+
+def test_pins_and_a_warm_up_are_shown_where_there_are_any(run_dir: Path) -> None:
+    fetches = FetchStats(warmed=1234, warm_skipped=5, warm_up=WARM_UP_STATES.index("running"))
+    shown = []
+    with page_of(run_dir, FRONTEND) as (reader, writers):
+        for store in (StoreStats(), StoreStats(fetches=fetches, pins=PinStats(records=1, bytes=4096))):
+            writers[FRONTEND].publish(FrontendStats(store=store))
+            status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
+            lines = (drawn(status) + drawn(draw(overview_of(look_closely(status), None)))).splitlines()
+            shown.append([line.strip() for line in lines if "pinned" in line or "warm-up" in line])
+    line = "pinned by clients: 1 record, 4,096 B; warm-up: running, 1,234 records fetched, 5 skipped"
+    assert shown == [[], [line, line]]
 
 
 def test_own_processes_are_told_apart_from_clients(run_dir: Path) -> None:

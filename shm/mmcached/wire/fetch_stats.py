@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from mmcached.wire.figures import Gauge, Metric, StatsRecord
+
+WarmUpState = Literal["off", "waiting", "running", "done"]
+WARM_UP_STATES: tuple[WarmUpState, ...] = get_args(WarmUpState)
+"""State of the warm-up of a store; waiting: for the second level to tell names, however long it is not reached."""
 
 
 class FetchStats(StatsRecord, frozen=True):
@@ -12,7 +16,8 @@ class FetchStats(StatsRecord, frozen=True):
 
     `saves_dropped` are saves that the second level's process did not take in time. `waiting_drops` are drops that it
     has not confirmed; `dropped` records were dropped here because another host had dropped them. `warmed` records were
-    fetched because other hosts had found them last.
+    fetched because other hosts had found them last, `warm_skipped` were named by them and not fetched: they were here
+    already, or are not in the second level, or have no room. `warm_up` is an index of `WARM_UP_STATES`.
     """
 
     parked: Annotated[Gauge, Metric("l2_parked")] = 0
@@ -25,6 +30,8 @@ class FetchStats(StatsRecord, frozen=True):
     waiting_drops: Annotated[Gauge, Metric("l2_waiting_drops")] = 0
     dropped: Annotated[int, Metric("l2_dropped_records")] = 0
     warmed: Annotated[int, Metric("l2_warmed_records")] = 0
+    warm_skipped: Annotated[int, Metric("l2_warm_skipped_records")] = 0
+    warm_up: Annotated[Gauge, Metric("l2_warm_up")] = 0
 
 
 class PrefetchStats(StatsRecord, frozen=True):

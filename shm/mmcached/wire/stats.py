@@ -87,6 +87,8 @@ METRICS: Mapping[str, str] = {
     "l2_waiting_drops": "drops that the second level has not confirmed",
     "l2_dropped_records": "records dropped here because another host has dropped them",
     "l2_warmed_records": "records fetched at the start because other hosts had found them last",
+    "l2_warm_skipped_records": "records that other hosts had found last, not fetched: here already, gone, or no room",
+    "l2_warm_up": "warm-up of the store: 0 off, 1 waits for the second level, 2 running, 3 done",
     "l2_prefetching": "prefetches that wait or are under way now",
     "l2_prefetches": "prefetches by outcome; overtaken: a put or a request came first; refused: beyond a limit",
     "store_pins": "records that clients have pinned",

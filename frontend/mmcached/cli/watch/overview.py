@@ -24,6 +24,7 @@ from mmcached.cli.watch.shown_figures import (
     WORK,
     ModalityLine,
     caches_of,
+    kept_in_words,
     modalities_of,
     note_of,
     other_clients,
@@ -148,6 +149,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         history: The store's hits per second, the oldest first.
         nurseries: None for a store without nurseries.
         saved: The seconds that hits of the store have saved, as text; "" if no cost is known.
+        kept: Pinned records, and the state of the warm-up, as text; "" without both.
     """
 
     run_dir: str
@@ -174,6 +176,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     slow: list[SlowCall]
     history: list[float] = []
     saved: str = ""
+    kept: str = ""
 
 
 def look_closely(status: ServiceStatus, *, clock: Callable[[], float] = time.monotonic) -> Look:
@@ -232,6 +235,7 @@ def overview_of(
         engines=_engines(stats, former, rate),
         history=list(history),
         saved=saved_in_words(stats),
+        kept=kept_in_words(stats),
         slow=list(SlowLog.of([*stats.slow_log.last, *(call for e in stats.engines for call in e.slow_log.last)]).last),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mmcached.cli.watch.service_status import ServiceStatus
+from mmcached.wire.fetch_stats import WARM_UP_STATES
 from mmcached.wire.figures import samples
 from mmcached.wire.saved_stats import NO_MODALITY
 from mmcached.wire.stats import TROUBLES, SecondLevelStats, ServiceStats, Trouble
@@ -155,6 +156,27 @@ def saved_in_words(stats: ServiceStats, before: str = "") -> str:
     ]
     texts = [f"{us / 1e6:,.1f} s {words}" for us, words in parts if us]
     return f"{before}saved: {', '.join(texts)}" if texts else ""
+
+
+def kept_in_words(stats: ServiceStats) -> str:
+    """Return the pinned records and the state of the warm-up as text; empty without pins and without `store_warm_up`.
+
+    >>> from mmcached.wire.fetch_stats import FetchStats, PinStats
+    >>> from mmcached.wire.stats import StoreStats
+    >>> fetches = FetchStats(warmed=512, warm_skipped=3, warm_up=WARM_UP_STATES.index("done"))
+    >>> kept_in_words(ServiceStats(store=StoreStats(fetches=fetches, pins=PinStats(records=2, bytes=4096))))
+    'pinned by clients: 2 records, 4,096 B; warm-up: done, 512 records fetched, 3 skipped'
+    """
+    fetches, pins = stats.store.fetches, stats.store.pins
+    texts = []
+    if pins.records:
+        texts.append(f"pinned by clients: {pins.records:,} record{'' if pins.records == 1 else 's'}, {pins.bytes:,} B")
+    state = WARM_UP_STATES[fetches.warm_up] if fetches.warm_up < len(WARM_UP_STATES) else "off"
+    if state == "waiting":
+        texts.append("warm-up: waiting for the second level")
+    elif state != "off":
+        texts.append(f"warm-up: {state}, {fetches.warmed:,} records fetched, {fetches.warm_skipped:,} skipped")
+    return "; ".join(texts)
 
 
 def _parts_in_words(modality_to_us: Mapping[str, int]) -> str:

@@ -16,6 +16,7 @@ from mmcached.cli.watch.shown_figures import (
     ModalityLine,
     caches_of,
     clients_in_words,
+    kept_in_words,
     modalities_of,
     note_of,
     other_clients,
@@ -59,6 +60,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     if (ring := stats.store.ring).data_bytes:
         used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} records, {ring.leases:,} leases"
         console.print(f"store: {used}, {ring.evictions:,} evictions", highlight=False)
+    if kept := kept_in_words(stats):
+        console.print(f"  {kept}", highlight=False)
     if (items := stats.items).capacity_bytes:
         used = f"{items.used_bytes:,} of {items.capacity_bytes:,} B, {items.entries:,} items"
         console.print(f"  of these: {used}, {items.evictions:,} evictions", highlight=False)

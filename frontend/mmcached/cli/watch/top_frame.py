@@ -101,6 +101,7 @@ def _head(overview: Overview) -> Text:
         note,
         f"\n{figures}",
         f"\n{overview.saved}" if overview.saved else "",
+        f"\n{overview.kept}" if overview.kept else "",
     )
 
 

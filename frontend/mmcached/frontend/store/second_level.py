@@ -302,7 +302,7 @@ class SecondLevelConnection:
             saves_dropped=self.saves.num_dropped,
             waiting_drops=len(self.drops),
             dropped=self._num_dropped,
-            warmed=self.warm_up.num_records,
+            **self.warm_up.figures(self.prefetches.num_of("")),
         )
 
     # ---- internals

@@ -20,6 +20,7 @@ from mmcached.cache.store_keys import ITEMS_TENANT, NAMES_TENANT
 from mmcached.frontend.store.fetch_table import Wanted
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.fetch_stats import WARM_UP_STATES, WarmUpState
 from mmcached.wire.handle import Handle
 
 SHARE = 0.25
@@ -36,9 +37,6 @@ class WarmUp:
 
     Args:
         clock: Monotonic time in seconds.
-
-    Attributes:
-        num_records: Number of records that have come.
     """
 
     def __init__(self, config: ServiceConfig, records: RecordStore, clock: Callable[[], float]) -> None:
@@ -49,13 +47,13 @@ class WarmUp:
         self._is_on = config.store_warm_up
         self._next_tell = -inf if self._is_on else inf
         self._names: deque[str] = deque()
-        self.num_records = 0
+        self._num_told = self._num_records = self._num_skipped = 0
         self.begin_again()
 
     def begin_again(self) -> None:
         """Begin with an empty store: names of before are outdated."""
         self._told: list[str] = []
-        self._names.clear()
+        self._forget_names()
         self._is_wanted = self._is_on
         self._is_asked = False
         self._num_bytes = 0
@@ -83,7 +81,9 @@ class WarmUp:
         """Take names that other hosts have told; without a question this changes nothing."""
         if self._is_asked:
             self._is_wanted = False
+            before = len(self._names)
             self._names.extend(names)
+            self._num_told += len(self._names) - before
 
     def take_wanted(self, num_open: int) -> list[Wanted]:
         """Return the records to prefetch now.
@@ -103,14 +103,36 @@ class WarmUp:
     def was_kept(self, wanted: Wanted, handle: Handle) -> None:
         """Count a fetched record, if it is one of the warm-up."""
         if wanted.tenant == NAMES_TENANT:
-            self.num_records += 1
+            self._num_records += 1
             self._num_bytes += handle.nbytes
 
     def process_is_lost(self) -> None:
         """Ask the next process if this one has not answered, or records are left: some were under way."""
         self._is_wanted |= bool(self._names)
-        self._names.clear()
+        self._forget_names()
         self._is_asked &= not self._is_wanted
+
+    def figures(self, num_open: int) -> dict[str, int]:
+        """Return its figures as fields of `FetchStats`.
+
+        Args:
+            num_open: As for `take_wanted`.
+        """
+        num_left = len(self._names) + num_open
+        self._num_skipped = max(self._num_skipped, self._num_told - num_left - self._num_records)
+        state: WarmUpState = "off"
+        if self._is_on:
+            state = "running" if num_left else "waiting" if self._is_wanted and self._has_room else "done"
+        return {
+            "warmed": self._num_records,
+            "warm_skipped": self._num_skipped,
+            "warm_up": WARM_UP_STATES.index(state),
+        }
+
+    def _forget_names(self) -> None:
+        """Forget names that will be told again."""
+        self._num_told -= len(self._names)
+        self._names.clear()
 
     @property
     def _has_room(self) -> bool:
