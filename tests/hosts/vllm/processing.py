@@ -42,13 +42,17 @@ def picture(seed: int) -> Image.Image:
 class Server(Closeable):
     """What of a render server touches pictures.
 
+    Args:
+        settings: Further settings of vLLM's model configuration.
+
     Attributes:
         num_runs: calls of Transformers' image processor that were given a picture.
         before_run: called in each.
     """
 
-    def __init__(self, model: Path, run_dir: Path | None, *, counts_only: bool = False) -> None:
-        self.config = ModelConfig(str(model), dtype="float32", max_model_len=2048, limit_mm_per_prompt={"image": 4})
+    def __init__(self, model: Path, run_dir: Path | None, *, counts_only: bool = False, **settings: Any) -> None:
+        usual = {"dtype": "float32", "max_model_len": 2048, "limit_mm_per_prompt": {"image": 4}}
+        self.config = ModelConfig(str(model), **usual, **settings)
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config)
         self.cache = None
         if run_dir is not None:

@@ -62,7 +62,7 @@ def run_dir(store: ChildService, service_dir: Path) -> Path:
 @pytest.fixture
 def new_server(model: Path) -> Iterator[Callable[..., Server]]:
     with ExitStack() as stack:
-        yield lambda run_dir: stack.enter_context(Server(model, run_dir))
+        yield lambda run_dir, **settings: stack.enter_context(Server(model, run_dir, **settings))
 
 
 def elsewhere(model: Path, run_dir: Path, *words: str) -> dict[str, Any]:
@@ -120,6 +120,23 @@ def test_two_servers_process_a_new_picture_once(new_server: Callable[..., Server
         items = [each.result(DEADLINE_S)["mm_kwargs"]["image"][0] for each in (one, other)]
     assert digest(items[0]) == digest(items[1])
     assert isinstance(items[1], LazyItem)
+
+
+def test_a_server_that_normalises_elsewhere_has_its_own_items(
+    new_server: Callable[..., Server], model: Path, run_dir: Path
+) -> None:
+    """The engine normalises pixels, or the processor does; a hit with the other pixels would not fail."""
+    other = {"mm_device_do_normalize": False}
+    wanted = [
+        digest(Server(model, None, **each).render([picture(71)])["mm_kwargs"]["image"][0]) for each in ({}, other)
+    ]
+    assert wanted[0] != wanted[1]
+    first = new_server(run_dir)
+    first.render([picture(71)])
+    assert first.cache is not None
+    assert first.cache.drain(DEADLINE_S)
+    (item,) = new_server(run_dir, **other).render([picture(71)])["mm_kwargs"]["image"]
+    assert digest(item) == wanted[1]
 
 
 def test_a_named_item_stays_where_it_is(new_server: Callable[..., Server], run_dir: Path) -> None:

@@ -23,10 +23,17 @@ class Engine:
         self.model = self.tokenizer = str(folder)
         self.revision = self.tokenizer_revision = None
         self.dtype = "bfloat16"
+        self.architecture, self.max_model_len = "Qwen2_5_VLForConditionalGeneration", 2048
         self.config: dict[str, Any] = {"vision_config": {"patch_size": 14}}
         self.hf_config = SimpleNamespace(to_dict=lambda: self.config)
         self.multimodal_config = SimpleNamespace(
-            limit_per_prompt=None, mm_processor_kwargs=None, media_io_kwargs=None, video_pruning_rate=None
+            limit_per_prompt=None,
+            mm_processor_kwargs=None,
+            media_io_kwargs=None,
+            mm_device_do_normalize=True,
+            mm_processor_cache_gb=4.0,
+            video_pruning_rate=None,
+            video_pruning_method="evs",
         )
 
 
@@ -46,6 +53,10 @@ def client(run_dir: Path) -> Iterator[Client]:
 
 def set_argument(name: str, value: Any) -> Callable[[Engine, pytest.MonkeyPatch], None]:
     return lambda engine, patch: setattr(engine.multimodal_config, name, value)
+
+
+def set_model(name: str, value: Any) -> Callable[[Engine, pytest.MonkeyPatch], None]:
+    return lambda engine, patch: setattr(engine, name, value)
 
 
 def other_version(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -77,7 +88,17 @@ DRIFT: dict[str, Callable[[Engine, pytest.MonkeyPatch], None]] = {
     "backend in mm_processor_kwargs": set_argument("mm_processor_kwargs", {"use_fast": False}),
     "media_io_kwargs": set_argument("media_io_kwargs", {"video": {"num_frames": 4}}),
     "pruning": set_argument("video_pruning_rate", 0.5),
+    "method of pruning": set_argument("video_pruning_method", "vidcom2"),
+    "pixels are normalised on the device": set_argument("mm_device_do_normalize", False),
+    "a setting of a later vLLM": set_argument("another", 1),
     "dtype": other_dtype,
+    "the processor of another implementation": set_model("model_impl", "transformers"),
+    "code of the checkpoint": set_model("trust_remote_code", True),
+    "tokenizer": set_model("tokenizer_mode", "mistral"),
+}
+SAME: dict[str, Callable[[Engine, pytest.MonkeyPatch], None]] = {
+    "size of a cache": set_argument("mm_processor_cache_gb", 1.0),
+    "context": set_model("max_model_len", 4096),
 }
 
 
@@ -89,3 +110,20 @@ def test_items_of_another_processor_have_another_name(
     assert fingerprint(processor_parts(engine, client)) == before
     DRIFT[drift](engine, monkeypatch)
     assert fingerprint(processor_parts(engine, client)) != before
+
+
+@pytest.mark.parametrize("same", SAME)
+def test_items_of_the_same_processor_have_one_name(
+    engine: Engine, client: Client, monkeypatch: pytest.MonkeyPatch, same: str
+) -> None:
+    before = fingerprint(processor_parts(engine, client))
+    SAME[same](engine, monkeypatch)
+    assert fingerprint(processor_parts(engine, client)) == before
+
+
+def test_the_context_counts_where_a_processor_limits_items_to_it(engine: Engine, client: Client) -> None:
+    names = []
+    for engine.architecture in ("Qwen2_5_VLForConditionalGeneration", "NemotronH_Nano_VL_V2"):
+        for engine.max_model_len in (2048, 4096):
+            names.append(fingerprint(processor_parts(engine, client)))
+    assert len(set(names)) == 3

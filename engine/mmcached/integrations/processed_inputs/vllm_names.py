@@ -2,7 +2,8 @@
 
 vLLM's hash of an item has its content, the processor's arguments of the request, and the model's name as it was given.
 The bytes of the processor's and tokenizer's files, versions, environment variables, and the arguments of the server
-come from here.
+come from here. An unknown multimodal setting counts: two servers that differ in an irrelevant one process for
+themselves, which is better than a wrong item.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from mmcached.client import Client
 from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
 from mmcached.wire.extras import package_versions
 
-_ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
+_NOT_OF_ITEMS = frozenset(
+    {
+        *("mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_hasher_algorithm"),
+        *("mm_tensor_ipc", "mm_ipc_gpu_memory_gb", "skip_mm_profiling", "interleave_mm_strings"),
+        *("language_model_only", "enable_mm_embeds", "allow_missing_mm_embeddings"),
+        *("mm_encoder_only", "mm_encoder_tp_mode", "mm_encoder_attn_backend", "mm_encoder_attn_dtype"),
+        *("mm_encoder_fp8_scale_path", "mm_encoder_fp8_scale_save_path", "mm_encoder_fp8_scale_save_margin"),
+    }
+)
+"""vLLM's multimodal settings of caches, transport and the encoder."""
+_OF_MODEL = ("architecture", "model_impl", "trust_remote_code", "tokenizer_mode", "config_format", "pooler_config")
+"""Settings of the model that select or configure its processor."""
+_SIZED_BY_CONTEXT = ("NemotronH_", "Dots3Note")
+"""Beginnings of the names of architectures whose processors limit items to `max_model_len`."""
 
 
 def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
@@ -26,7 +40,7 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     Raises:
         OSError: The checkpoint's files are not on this host.
     """
-    encoder = model_config.multimodal_config
+    multimodal = vars(model_config.multimodal_config)
     files = checkpoint_folder(model_config.model, model_config.revision)
     tokenizer = checkpoint_folder(model_config.tokenizer, model_config.tokenizer_revision)
     return {
@@ -37,5 +51,7 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
         "tokenizer": checkpoint_identity(tokenizer, client, suffixes=OF_PROCESSORS),
         "config": str(model_config.hf_config.to_dict()),
         "dtype": str(model_config.dtype),
-        "arguments": {name: str(getattr(encoder, name, None)) for name in _ARGUMENTS},
+        "arguments": {name: str(value) for name, value in sorted(multimodal.items()) if name not in _NOT_OF_ITEMS},
+        "model": {name: str(getattr(model_config, name, None)) for name in _OF_MODEL},
+        "context": model_config.max_model_len if model_config.architecture.startswith(_SIZED_BY_CONTEXT) else None,
     }
