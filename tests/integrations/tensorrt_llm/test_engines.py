@@ -154,6 +154,25 @@ def test_a_model_without_a_cache_shares_nothing(new_engine: NewEngine) -> None:
     assert engine.step(1)["encoded"] == [1]
 
 
+def test_a_cache_that_also_keeps_reserved_outputs_is_left_alone(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With TensorRT-LLM pull request 17876 the scheduler reserves room in the cache and puts with other arguments."""
+    from tensorrt_llm._torch.models import modeling_multimodal_mixin as mixin
+
+    class ReservingCache(mixin.TensorLRUCache):
+        def put(self, key: Any, value: Any, *, expected_state: Any = None) -> bool:
+            return bool(super().put(key, value))
+
+    engine = new_engine()
+    monkeypatch.setattr(mixin, "TensorLRUCache", ReservingCache)
+    one = engine.step(1)
+    assert engine.model.cache.put(("image", (2,), 1, ""), engine.model.mm_encoder.weight, expected_state="reserved")
+    assert engine.name() is None
+    assert "encoder outputs are not shared" in caplog.text
+    assert new_engine().step(1) == one
+
+
 class Pair:
     """Two ranks of one model in processes of their own, which get the same requests."""
 

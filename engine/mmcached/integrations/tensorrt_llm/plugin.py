@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from inspect import signature
 from typing import Any
 
 from mmcached.integrations.after_import import after_import
@@ -57,6 +58,9 @@ def share_caches(mixin: type, settings: Any) -> None:
         own = getter(model)
         if own is not None and _SHARED not in vars(model):
             vars(model)[_SHARED] = None  # is not tried again
+            if not _is_known(own):
+                _LOG.warning("mmcached: encoder outputs are not shared: this TensorRT-LLM's cache has other arguments")
+                return own
             try:
                 vars(model)[_SHARED] = SharedEncoderCache(own, model, settings)
             except Exception:  # a TensorRT-LLM that differs from those that the adapter was written for
@@ -64,3 +68,8 @@ def share_caches(mixin: type, settings: Any) -> None:
         return own
 
     setattr(mixin, GETTER, shared)
+
+
+def _is_known(cache: Any) -> bool:
+    """Return whether the two methods that are replaced have no arguments other than key and value."""
+    return [*signature(cache.get).parameters] == ["key"] and [*signature(cache.put).parameters] == ["key", "value"]
