@@ -11,10 +11,12 @@ leaves none.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -35,8 +37,8 @@ DISTRIBUTIONS = {
     "lmdeploy": ("lmdeploy",),
 }
 """Names under which a host is installed; the first one that is."""
-SERVERS = ("redis", "valkey")
-"""Servers that the tests of the second level start."""
+ELSEWHERE = {"redis": "second_level", "valkey": "second_level", "tensorrt_llm": "integrations/tensorrt_llm"}
+"""Folders of tests outside `tests/hosts`: of the second level's servers, and of a host of which two files run."""
 PACKAGE = ("shm", "frontend", "engine", "worker")
 NO_CODE = (":!docs", ":!*.md")
 """Pathspecs of Git without what a test run does not depend on."""
@@ -70,6 +72,17 @@ def note(host: str, *, version: str, num_passed: int, began_at: str | None) -> N
 def version_of(host: str) -> str:
     """Return the version of a host that is installed in this environment, or `unknown`."""
     return next(filter(None, map(installed, DISTRIBUTIONS[host])), "unknown")
+
+
+def version_of_files(package: Path, names: Sequence[str]) -> str:
+    """Return a name for some files of a host's package: its release if `version.py` has one, and the files' digest.
+
+    The digest is the first 8 digits of the SHA-256 of the files' bytes, one after the other.
+    """
+    digest = hashlib.sha256(b"".join((package / name).read_bytes() for name in names)).hexdigest()[:8]
+    release = package / "version.py"
+    found = re.search(r'__version__ = "(.+)"', release.read_text()) if release.exists() else None
+    return f"{found[1]} files {digest}" if found else f"files {digest}"
 
 
 def rows_of(page: str) -> list[dict[str, str]]:
@@ -132,10 +145,10 @@ def main() -> None:
     PAGE.write_text(merged(PAGE.read_text(), notes))
     print(f"{len(notes)} notes taken into {PAGE.relative_to(REPOSITORY)}")
     rows = rows_of(PAGE.read_text())
-    for host in sorted({*DISTRIBUTIONS, *SERVERS} - {row["host"] for row in rows}):
+    for host in sorted({*DISTRIBUTIONS, *ELSEWHERE} - {row["host"] for row in rows}):
         print(f"{host}: no row")
     for row in rows:
-        tests = "second_level" if row["host"] in SERVERS else f"hosts/{row['host']}"
+        tests = ELSEWHERE.get(row["host"], f"hosts/{row['host']}")
         since = _git("rev-list", "--count", f"{row['commit']}..HEAD", "--", *PACKAGE, f"tests/{tests}", *NO_CODE)
         print(f"{row['host']} {row['version']}: {since or 'unknown'} commits since {row['commit']}")
 

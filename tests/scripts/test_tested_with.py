@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from scripts import tested_with
-from scripts.tested_with import COLUMNS, DISTRIBUTIONS, PAGE, SERVERS, commit_of_code, merged, note, rows_of
+from scripts.tested_with import (
+    COLUMNS,
+    DISTRIBUTIONS,
+    ELSEWHERE,
+    PAGE,
+    commit_of_code,
+    merged,
+    note,
+    rows_of,
+    version_of_files,
+)
 from tests.house import REPOSITORY
 
 PAGE_TEXT = """# Tested with
@@ -92,6 +103,18 @@ def test_only_a_run_of_one_commit_leaves_a_note(
 
 
 def test_every_folder_of_a_host_leaves_notes_and_every_row_has_a_host() -> None:
-    hosts = REPOSITORY / "tests" / "hosts"
-    assert {file.parent.name for file in hosts.glob("*/test_*.py")} <= set(DISTRIBUTIONS)
-    assert {each["host"] for each in rows_of(PAGE.read_text())} <= {*DISTRIBUTIONS, *SERVERS}
+    tests = REPOSITORY / "tests"
+    assert {file.parent.name for file in tests.glob("hosts/*/test_*.py")} <= set(DISTRIBUTIONS)
+    assert all((tests / folder).is_dir() for folder in ELSEWHERE.values())
+    assert {each["host"] for each in rows_of(PAGE.read_text())} <= {*DISTRIBUTIONS, *ELSEWHERE}
+
+
+def test_files_of_a_host_are_named_by_release_and_content(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "b.py").write_text("2")
+    of_files = version_of_files(tmp_path, ["a.py", "b.py"])
+    assert of_files == f"files {sha256(b'12').hexdigest()[:8]}"
+    (tmp_path / "version.py").write_text('# the release\n__version__ = "1.3.0rc4"\n')
+    assert version_of_files(tmp_path, ["a.py", "b.py"]) == f"1.3.0rc4 {of_files}"
+    (tmp_path / "b.py").write_text("3")
+    assert version_of_files(tmp_path, ["a.py", "b.py"]) != f"1.3.0rc4 {of_files}"

@@ -1,6 +1,8 @@
 """Folders that programs import TensorRT-LLM from: what stands for it, and its own two files where a checkout is given.
 
-TENSORRT_LLM_SOURCE=<checkout> python -m pytest tests/integrations/tensorrt_llm
+    TENSORRT_LLM_SOURCE=<checkout> python -m pytest tests/integrations/tensorrt_llm
+
+Such a run leaves a note for docs/tested-with.md.
 """
 
 from __future__ import annotations
@@ -17,16 +19,27 @@ from typing import Any
 import pytest
 
 from mmcached.wire.process.death import environment_for_children
+from scripts.tested_with import note, version_of_files
 from tests.house import REPOSITORY
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import small_config
 from tests.integrations.tensorrt_llm.engine_child import Engine
+from tests.whole_run import BEGAN_AT, passed_folder
 
 SITE = Path(__file__).with_name("site")
 SOURCE = "TENSORRT_LLM_SOURCE"
 MODELS = "tensorrt_llm.models"
 OWN_FILES = ("_torch/tensor_lru_cache.py", "_torch/models/modeling_multimodal_mixin.py")
 DEADLINE_S = 60.0
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note a run of this whole folder with TensorRT-LLM's own files in which every test passed."""
+    source = os.environ.get(SOURCE)
+    passed = None if source is None else passed_folder(session, exitstatus)
+    if source is not None and passed is not None and passed[0].resolve() == Path(__file__).parent:
+        version = version_of_files(Path(source, "tensorrt_llm"), OWN_FILES)
+        note("tensorrt_llm", version=version, num_passed=len(passed[1]), began_at=BEGAN_AT)
 
 
 @pytest.fixture(scope="session")
