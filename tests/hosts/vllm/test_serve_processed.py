@@ -21,7 +21,7 @@ from mmcached.integrations.processed_inputs.vllm_plugin import NAMED, RUN_DIR
 from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 from tests.hosts.vllm.sharing import ask_through
-from tests.integration.processes import role_pids
+from tests.integration.processes import eventually, role_pids
 
 OPTIONS: dict[str, Any] = {"limit-mm-per-prompt": {"image": 4, "video": 1}}
 MEDIA = f"{{% if part.type == 'video' %}}{QWEN_IMAGE.replace('image', 'video')}{{% else %}}{QWEN_IMAGE}{{% endif %}}"
@@ -112,7 +112,8 @@ def _kill_the_store_under_load(store: ChildService, servers: list[VllmServer], w
     alone = [servers[0].ask(message) for message in new]  # encoded and processed here; the other has not seen them
 
     def kill() -> None:
-        os.kill(role_pids(store.process.pid)["frontend"][0], signal.SIGKILL)
+        frontends = eventually(lambda: role_pids(store.process.pid)["frontend"], bool, "a frontend")
+        os.kill(frontends[0], signal.SIGKILL)
 
     messages = [*PICTURES, *new]
     answers = ask_through([servers[1]], messages, trouble=kill, after=3)
