@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,24 @@ def test_two_changes_are_made(host: str) -> None:
     after_import(host, double)
     after_import(host, double)
     assert importlib.import_module(host).value == 4
+
+
+def test_a_program_may_look_for_the_module_before(host: str) -> None:
+    after_import(host, double)
+    for _ in range(2):
+        assert importlib.util.find_spec(host) is not None
+    assert importlib.import_module(host).value == 2
+
+
+def test_a_module_that_failed_is_changed_by_the_next_import(host: str, tmp_path: Path) -> None:
+    file = tmp_path / "some_host" / "engine.py"
+    code = file.read_text()
+    after_import(host, double)
+    file.write_text("raise ImportError\n")
+    with pytest.raises(ImportError):
+        importlib.import_module(host)
+    file.write_text(code)
+    assert importlib.import_module(host).value == 2
 
 
 def test_an_error_of_a_change_stops_no_import(host: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -43,24 +42,29 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)  # of the other finders, which may change it too
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another change of the module may be among them
+        found = (finder.find_spec(fullname, path, target) for finder in behind)
+        spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._change)
+            spec.loader = _Loader(spec.loader, self._loaded)
         return spec
+
+    def _loaded(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self)  # not when it is found: programs also look whether a module exists
+        _apply(self._change, module)
 
 
 class _Loader(Loader):
-    def __init__(self, loader: Loader, change: Callable[[Any], object]) -> None:
+    def __init__(self, loader: Loader, then: Callable[[ModuleType], object]) -> None:
         self._loader = loader
-        self._change = change
+        self._then = then
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _apply(self._change, module)
+        self._then(module)
 
 
 def _apply(change: Callable[[Any], object], module: ModuleType) -> None:
