@@ -19,6 +19,7 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -232,7 +233,7 @@ def _add(content: Content, name: str, value: Any) -> None:
         content.add(f"{name} dict", len(value))
         for key, each in value.items():
             _add(content, f"{name}.{key!r}", each)
-    elif isinstance(value, str) and (found := _DEVICE.fullmatch(value)):
+    elif isinstance(value, str) and name.endswith(".'device'") and (found := _DEVICE.fullmatch(value)):
         content.add(name, found[1])  # not its number: processes of other devices of the kind share
     elif isinstance(value, torch.device):
         content.add(name, value.type)
@@ -253,7 +254,7 @@ def _add(content: Content, name: str, value: Any) -> None:
 
 
 def _described(value: Any) -> Any:
-    """Return a configuration as nested lists: its classes, functions and plain values."""
+    """Return a configuration as nested lists: its classes, functions and values; NotDescribed if it has others."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = [[field.name, _described(getattr(value, field.name))] for field in fields(value)]
         return [type(value).__qualname__, parts]
@@ -263,14 +264,20 @@ def _described(value: Any) -> Any:
         parts = [_described(each) for each in value]
         return parts if isinstance(value, list | tuple) else sorted(map(repr, parts))
     if isinstance(value, FunctionType):
-        cells = [_described(cell.cell_contents) for cell in value.__closure__ or ()]
-        return [value.__module__, value.__qualname__, text_of(value.__code__), cells]
+        bound = [cell.cell_contents for cell in value.__closure__ or ()], value.__defaults__, value.__kwdefaults__
+        return [value.__module__, value.__qualname__, text_of(value.__code__), _described(bound)]
     if isinstance(value, functools.partial):
         return [_described(value.func), _described(value.args), _described(value.keywords)]
+    if isinstance(value, Enum):
+        return [type(value).__qualname__, value.name]
     if isinstance(value, type(None) | bool | int | float | str | bytes | torch.dtype):
         return repr(value)
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, torch.Tensor):
+        content = Content()
+        content.add("tensor", value)
+        return content.hexdigest()
     if hasattr(value, "to_dict"):
         return [type(value).__qualname__, _described(value.to_dict())]
-    return [type(value).__qualname__, str(getattr(value, "value", ""))]
+    raise NotDescribed(f"a configuration with a {type(value).__qualname__}")
