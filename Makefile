@@ -5,6 +5,7 @@
 #   AREAS        what `make bench` measures
 #   VLLM_SOURCE  a folder with vLLM 0.33's sources, for `make verify-kv-vllm`
 #   VLLM_OMNI_SOURCE  a folder with vllm-omni 0.30's sources, for `make verify-omni`
+#   TENSORRT_LLM_SOURCE  a checkout of TensorRT-LLM 1.3, for `make test-tensorrt-llm`
 #   UPSTREAM     a folder with checkouts of those whose deployments deploy/recipes extends, for `make test-deploy`
 #   SEED         what `make soak` draws its examples from; it shows the one it took, to be given again
 
@@ -74,7 +75,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv verify-kv-vllm verify-omni test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-ray-serve test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm verify-omni test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-vllm-omni test-sglang-diffusion test-ray test-mooncake test-dynamo test-lmdeploy test-tensorrt-llm test-ray-serve test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -136,6 +137,10 @@ test-dynamo: $(DYNAMO_HOST_INSTALLED) ## workers of Dynamo, in the environment o
 
 test-lmdeploy: $(LMDEPLOY_HOST_INSTALLED) ## the adapter for LMDeploy, in the environment of `test-transformers` (500 MB)
 	PYTHONPATH=$(LMDEPLOY_HOST) HF_HUB_OFFLINE=1 $(TRANSFORMERS_HOST)/$(HOST_PYTEST) tests/hosts/lmdeploy
+
+test-tensorrt-llm: $(INSTALLED) ## the adapter for TensorRT-LLM with two of its files: TENSORRT_LLM_SOURCE=its checkout
+	@test -d "$(TENSORRT_LLM_SOURCE)/tensorrt_llm" || { echo "TENSORRT_LLM_SOURCE is no checkout of TensorRT-LLM" >&2; exit 1; }
+	TENSORRT_LLM_SOURCE="$(TENSORRT_LLM_SOURCE)" $(BIN)/python -m pytest -m "not soak" tests/integrations/tensorrt_llm
 
 test-ray-serve: $(RAY_SERVE_HOST_INSTALLED) ## the recipe for Ray Serve LLM, beside the environment of `test-vllm`
 	$(RAY_SERVE_HOST)/$(HOST_PYTEST) tests/hosts/ray_serve

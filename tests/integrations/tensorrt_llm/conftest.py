@@ -1,6 +1,6 @@
 """Folders that programs import TensorRT-LLM from: what stands for it, and its own two files where a checkout is given.
 
-    TENSORRT_LLM_SOURCE=<checkout> python -m pytest tests/integrations/tensorrt_llm
+    make test-tensorrt-llm TENSORRT_LLM_SOURCE=<checkout>
 
 Such a run leaves a note for docs/tested-with.md.
 """
