@@ -105,7 +105,7 @@ class Encoder:
         """Return the embeddings of one request, one for each picture or slice."""
         self.encoded.clear()
         found: list[torch.Tensor] = asyncio.run(self.request(*pictures))["input_embeddings"]
-        assert self.shared is None or self.shared.drain(DEADLINE_S)
+        assert self.shared is None or self.shared.saver.drain(DEADLINE_S)
         return found
 
     async def request(self, *pictures: int) -> Any:

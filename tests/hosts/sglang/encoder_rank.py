@@ -94,7 +94,7 @@ class Commands:
         await asyncio.gather(*self._encoder.background_tasks)
         controller = self._encoder.mm_global_cache
         await asyncio.to_thread(controller.insert_queue.join)
-        assert controller.embedding_store.drain(DEADLINE_S)
+        assert controller.embedding_store.saver.drain(DEADLINE_S)
         if self._encoder.rank > 0:
             return None
         embedding = self._encoder.req_states[name].embedding_data.embedding

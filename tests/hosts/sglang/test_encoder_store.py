@@ -88,7 +88,7 @@ def encode(server: EmbeddingCacheController, embeddings: Embeddings) -> None:
     server.wait_store_to_pool(server.store_to_pool_async(list(embeddings), made, Modality.IMAGE))
     server.insert_batch(list(embeddings), Modality.IMAGE)
     eventually(server.get_stats, lambda now: now["num_pinned"] == 0, "pages are let go of")
-    assert server.embedding_store.drain(DEADLINE_S)
+    assert server.embedding_store.saver.drain(DEADLINE_S)
 
 
 def prefetch(server: EmbeddingCacheController, embeddings: Embeddings, num_more: int = 0) -> Embeddings:

@@ -56,6 +56,12 @@ class Engine:
         return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
     def step(self, *pictures: int, rows: int = ROWS, num_spans: int = 1) -> torch.Tensor:
+        """Return the embeddings of one request with these pictures, once they are saved."""
+        embedding = self.embed(*pictures, rows=rows, num_spans=num_spans)
+        assert self.cache.saver.drain(DEADLINE_S)
+        return embedding
+
+    def embed(self, *pictures: int, rows: int = ROWS, num_spans: int = 1) -> torch.Tensor:
         """Return the embeddings of one request with these pictures; of several spans each, as a video has them."""
         mm_schedule.embedding_cache = self.cache
         items, at = [], 5
@@ -85,7 +91,6 @@ class Engine:
             [len(ids)],
             [[span for item in items for span in item.offsets]],
         )
-        assert self.cache.drain(DEADLINE_S)
         assert isinstance(embedding, torch.Tensor)
         return embedding
 
@@ -198,14 +203,14 @@ def test_what_is_more_than_a_tensor_is_not_shared(new_engine: Callable[..., Engi
 
     first, second = new_engine(), new_engine()
     first.cache.set(5, Pruned(embedding=torch.zeros(2, 2)))
-    assert first.cache.drain(DEADLINE_S)
+    assert first.cache.saver.drain(DEADLINE_S)
     assert second.cache.get_single(5) is None
 
 
 def test_items_without_a_name_are_not_shared(new_engine: Callable[..., Engine]) -> None:
     first, second = new_engine(), new_engine()
     first.cache.set(None, EmbeddingResult(embedding=torch.zeros(2, 2)))
-    assert first.cache.drain(DEADLINE_S)
+    assert first.cache.saver.drain(DEADLINE_S)
     assert second.cache.get_single(None) is None
 
 

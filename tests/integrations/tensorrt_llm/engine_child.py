@@ -70,7 +70,7 @@ class Engine:
         self.model.encoded.clear()
         rows = self.model.step(*pictures)
         shared = self._shared
-        assert shared is None or shared.drain(DEADLINE_S)
+        assert shared is None or shared.saver.drain(DEADLINE_S)
         return {"rows": rows.tolist(), "encoded": sorted(self.model.encoded)}
 
     def name(self) -> str | None:

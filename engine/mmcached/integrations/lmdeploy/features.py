@@ -22,7 +22,7 @@ from mmcached.cache.name_files import note_name
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
-from mmcached.client.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver
 from mmcached.integrations.lmdeploy.messages import (
     Item,
     Message,
@@ -34,6 +34,7 @@ from mmcached.integrations.lmdeploy.messages import (
 )
 from mmcached.integrations.lmdeploy.tower import Tower
 from mmcached.integrations.record_form import RecordForm
+from mmcached.integrations.shared_embeddings import TOGETHER_S
 from mmcached.wire.closeable import Closeable
 
 _LOG = logging.getLogger("mmcached.lmdeploy")
@@ -54,6 +55,7 @@ class SharedFeatures(Closeable):
         max_save_bytes: Bytes of features that may wait to be saved.
 
     Attributes:
+        saver: Puts new features.
         num_items: Items looked up.
         num_found: Those whose features the host had.
 
@@ -67,7 +69,7 @@ class SharedFeatures(Closeable):
         self._namespace = namespace
         self._tower = Tower(encoder.model)
         self._client = Client(run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="lmdeploy")
-        self._saver = Saver(self._client, max_bytes=max_save_bytes)
+        self.saver = Saver(self._client, max_bytes=max_save_bytes, delay_s=TOGETHER_S)
         self._device = device_of(str(self._tower.device), max_pinned_bytes=0)
         self._said: set[str] = set()
         self.name = self._make_name()
@@ -79,10 +81,10 @@ class SharedFeatures(Closeable):
             own: LMDeploy's method.
         """
         items = items_in(messages)
-        keys = await self._in_thread(self._keys, items) if items else None
-        if keys is None:
+        seen = await self._in_thread(self._look_up, items) if items else None
+        if seen is None:
             return await own(messages)
-        found: list[Features | None] = await self._in_thread(self._look_up, keys, items)
+        keys, found, reading = seen
         missing = [features is None for features in found]
         if any(missing):
             left = list(compress(items, missing))
@@ -92,21 +94,14 @@ class SharedFeatures(Closeable):
             if made is None:
                 self._say("LMDeploy's messages have no features where the adapter knows them")
                 return await own(messages)
-            await self._in_thread(self._save, list(compress(keys, missing)), left, made, cost_s)
+            await self._in_thread(self._save, list(compress(keys, missing)), left, made, cost_s, reading)
             rest = iter(made)
             found = [next(rest) if features is None else features for features in found]
         messages.append({"role": "forward", "content": [each for features in found for each in features or []]})
         return messages
 
-    @property
-    def counters(self) -> SaverCounters:
-        return self._saver.counters
-
-    def drain(self, timeout_s: float) -> bool:
-        return self._saver.drain(timeout_s)
-
     def close(self) -> None:
-        self._saver.close()
+        self.saver.close()
         self._client.close()
 
     # ---- in the encoder's thread
@@ -128,7 +123,13 @@ class SharedFeatures(Closeable):
             self._say(f"{type(error).__name__}: {error}")
             return None
 
-    def _look_up(self, keys: Sequence[str], items: Sequence[Item]) -> list[Features | None]:
+    def _look_up(self, items: Sequence[Item]) -> tuple[list[str], list[Features | None], int] | None:
+        """Return the keys of items, what the store has under them, and the number of the reading of the weights that
+        named them; None where nothing can be shared.
+        """
+        keys = self._keys(items)
+        if keys is None:
+            return None
         hits = self._client.get_many(keys)
         found = [
             None if hit is None else self._checked(key, item, hit.record)
@@ -136,7 +137,7 @@ class SharedFeatures(Closeable):
         ]
         self.num_items += len(found)
         self.num_found += sum(features is not None for features in found)
-        return found
+        return keys, found, self._tower.num_readings
 
     def _checked(self, key: str, item: Item, record: Any) -> Features | None:
         """Return the features in a record; None after dropping it if it has another form."""
@@ -145,12 +146,16 @@ class SharedFeatures(Closeable):
             return None
         return list(record[FEATURES])
 
-    def _save(self, keys: Sequence[str], items: Sequence[Item], made: Sequence[Features], cost_s: float) -> None:
+    def _save(
+        self, keys: Sequence[str], items: Sequence[Item], made: Sequence[Features], cost_s: float, reading: int
+    ) -> None:
+        if self._tower.num_readings != reading or self._tower.is_written():
+            return  # the weights that were named may not be those that encoded
         for key, item, features in zip(keys, items, made, strict=True):
             # LMDeploy may change a feature while it is saved, and one may be a part of a larger tensor.
             wait = self._device.begin_copy([each.detach().clone() for each in features])
             nbytes = sum(each.nbytes for each in features)
-            self._saver.save(key, nbytes, self._make_record(item, wait), cost_s=lambda: cost_s)
+            self.saver.save(key, nbytes, self._make_record(item, wait), cost_s=lambda: cost_s)
 
     def _make_record(self, item: Item, wait: Callable[[], list[torch.Tensor]]) -> Callable[[], dict[str, Any]]:
         def make() -> dict[str, Any]:

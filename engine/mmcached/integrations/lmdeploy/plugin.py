@@ -42,9 +42,11 @@ def share_features(encoder_class: Any, run_dir: str | None, **options: Any) -> N
 
     @functools.wraps(own)
     async def async_infer(encoder: Any, messages: list[Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        # In the encoder's only thread: requests that come together must not make two, and it reads all weights.
-        shared = await loop.run_in_executor(encoder.executor, _shared_of, encoder, run_dir, options)
+        shared = vars(encoder).get(_SHARED)
+        if shared is None:
+            loop = asyncio.get_running_loop()
+            # In the encoder's only thread: requests that come together must not make two, and it reads all weights.
+            shared = await loop.run_in_executor(encoder.executor, _shared_of, encoder, run_dir, options)
         if shared is None:
             return await own(encoder, messages)
         return await shared.infer(messages, functools.partial(own, encoder))

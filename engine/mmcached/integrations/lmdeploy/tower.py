@@ -31,12 +31,16 @@ class Tower:
     Args:
         model: LMDeploy's `VisionModel`.
 
+    Attributes:
+        num_readings: How often the weights were read.
+
     Raises:
         ConfigError: It has no weights in this process, or not all of them.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.num_readings = 0
         self._modules = dict(_modules(model))
         tensors = list(self._tensors())
         floating = [value for _, value in tensors if value.is_floating_point()]
@@ -48,6 +52,7 @@ class Tower:
 
     def read(self) -> str:
         """Return the digest of the weights, and watch for writes from now on."""
+        self.num_readings += 1
         for name, module in self._modules.items():
             self._writes[name].begin(module, module.state_dict().keys())
         content = Content(is_vast=True)

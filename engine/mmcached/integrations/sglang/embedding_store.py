@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.mem_cache.embedding_store import EmbeddingStore
 
 from mmcached.client import Client
-from mmcached.client.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver
 from mmcached.integrations.sglang.buffers import Buffers
 from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key, namespace
@@ -32,6 +32,9 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
     Args:
         storage_config: Ignored; SGLang's other stores take it.
 
+    Attributes:
+        saver: Puts the copies of saved pages.
+
     Raises:
         ConfigError: The environment lacks a required setting.
     """
@@ -40,14 +43,10 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
         settings = SglangSettings.read()
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._namespace = namespace(EMBEDDING_STORE, settings, self._client)
-        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
+        self.saver = Saver(self._client, max_bytes=settings.max_save_bytes)
         (dtype,) = {form.dtype for form in forms_of_embeddings()} or (None,)
-        self._buffers = Buffers(self._client, self._saver, dtype)
+        self._buffers = Buffers(self._client, self.saver, dtype)
         log_contact(self._client)
-
-    @property
-    def counters(self) -> SaverCounters:
-        return self._saver.counters
 
     def get_key(self, mm_hash: str) -> str:
         return item_key(self._namespace, mm_hash)
@@ -71,11 +70,8 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
     def batch_put(self, hashes: list[str], ptrs: list[int], sizes: list[int]) -> list[bool]:
         return self._buffers.save(self._keys(hashes), [[ptr] for ptr in ptrs], [[size] for size in sizes])
 
-    def drain(self, timeout_s: float) -> bool:
-        return self._saver.drain(timeout_s)
-
     def close(self) -> None:
-        self._saver.close()
+        self.saver.close()
         self._client.close()
 
     def _keys(self, hashes: list[str]) -> list[str]:

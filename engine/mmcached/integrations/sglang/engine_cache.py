@@ -23,7 +23,7 @@ from sglang.srt.runtime_context import get_device, get_parallel
 
 from mmcached.client import Client, Hit
 from mmcached.client.device.devices import device_of
-from mmcached.client.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver
 from mmcached.integrations.ranks import failed_in_any, from_first
 from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.engine_name import EngineName
@@ -48,6 +48,7 @@ class EngineCache(MultiModalStaticCache, Closeable):
 
     Attributes:
         name: The name of the engine's embeddings.
+        saver: Puts new embeddings.
         num_found: Embeddings that the engine has not encoded, because the host had them.
 
     Raises:
@@ -62,10 +63,10 @@ class EngineCache(MultiModalStaticCache, Closeable):
         self._is_first = self._group is None or torch.distributed.get_rank(self._group) == 0
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self.name = EngineName(settings, self._client, self._group)
-        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes, delay_s=TOGETHER_S)
+        self.saver = Saver(self._client, max_bytes=settings.max_save_bytes, delay_s=TOGETHER_S)
         self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
         self._tensors = SharedEmbeddings(
-            self._client, self._saver, self._device, forms_of_embeddings(), is_writer=self._is_first
+            self._client, self.saver, self._device, forms_of_embeddings(), is_writer=self._is_first
         )
         self._list: tuple[int | None, tuple[int | str | None, ...]] = (None, (None,))
         """Python's hash of the last requested list of items, and the words of the list's key."""
@@ -168,15 +169,8 @@ class EngineCache(MultiModalStaticCache, Closeable):
         named = [word for word in words if word is not None]
         return item_key(name, *named) if name is not None and len(named) == len(words) else None
 
-    @property
-    def counters(self) -> SaverCounters:
-        return self._saver.counters
-
-    def drain(self, timeout_s: float) -> bool:
-        return self._saver.drain(timeout_s)
-
     def close(self) -> None:
-        self._saver.close()
+        self.saver.close()
         self._device.close()
         self._client.close()
 

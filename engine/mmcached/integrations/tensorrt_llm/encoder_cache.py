@@ -22,7 +22,7 @@ from mmcached.cache.name_files import note_name
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
-from mmcached.client.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver
 from mmcached.integrations.shared_embeddings import TOGETHER_S, SharedEmbeddings
 from mmcached.integrations.tensorrt_llm.model import digest_of, forms_of, rows_of, tower_tensors
 from mmcached.integrations.tensorrt_llm.ranks import Ranks, ranks_of
@@ -62,6 +62,7 @@ class SharedEncoderCache(Closeable):
         ranks: The ranks that encode together; None: those of the model's mapping. Making one is collective.
 
     Attributes:
+        saver: Puts this rank's outputs.
         num_found: Outputs that this rank has not encoded, because the host had them.
     """
 
@@ -72,7 +73,7 @@ class SharedEncoderCache(Closeable):
         self._settings = settings
         self._ranks = ranks or ranks_of(model.model_config.mapping)
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="tensorrt-llm")
-        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes, delay_s=TOGETHER_S)
+        self.saver = Saver(self._client, max_bytes=settings.max_save_bytes, delay_s=TOGETHER_S)
         self._writes = WatchedWrites()
         self._tensors: SharedEmbeddings | None = None
         self._name: str | None = None
@@ -101,15 +102,8 @@ class SharedEncoderCache(Closeable):
         """The name of this model's outputs; None while nothing is shared."""
         return self._name
 
-    @property
-    def counters(self) -> SaverCounters:
-        return self._saver.counters
-
-    def drain(self, timeout_s: float) -> bool:
-        return self._saver.drain(timeout_s)
-
     def close(self) -> None:
-        self._saver.close()
+        self.saver.close()
         self._client.close()
 
     # ---- how
@@ -176,7 +170,7 @@ class SharedEncoderCache(Closeable):
                 device = device_of(
                     str(next(iter(tensors.values())).device), max_pinned_bytes=self._settings.max_pinned_bytes
                 )
-                self._tensors = SharedEmbeddings(self._client, self._saver, device, forms_of(self._model))
+                self._tensors = SharedEmbeddings(self._client, self.saver, device, forms_of(self._model))
             return digest_of(tensors)
         except Exception as error:  # whatever a device or a quantiser raises: the engine goes on without sharing
             self._warn(error)
