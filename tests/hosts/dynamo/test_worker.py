@@ -9,6 +9,8 @@ import base64
 import dataclasses
 import io
 import json
+import os
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.conftest import MakeCheckpoint
 from tests.hosts.vllm.engines import EngineProcess
 from tests.house import REPOSITORY
-from tests.integration.processes import eventually, stats_of
+from tests.integration.processes import eventually, role_pids, stats_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -143,3 +145,18 @@ def test_a_name_for_the_router_is_no_content(engines: tuple[EngineProcess, Engin
     other = two.do("ask", messages=[asked(4, name)])
     assert len(other["encoded"]) == 1
     assert other["answers"] == alone.do("ask", messages=[asked(4)])["answers"]
+
+
+def test_a_store_killed_within_requests_changes_no_answer(
+    engines: tuple[EngineProcess, EngineProcess, EngineProcess], store: ChildService
+) -> None:
+    """Two bursts: of new pictures, and of some that the former store had and some that nobody has encoded."""
+    one, two, alone = engines
+    for numbers in (range(10, 14), range(12, 16)):
+        messages = [asked(number) for number in numbers]
+        wanted = alone.do("ask", messages=messages)["answers"]
+        for engine in (one, two):
+            engine.begin("ask", messages=messages)
+        os.kill(role_pids(store.process.pid)["frontend"][0], signal.SIGKILL)
+        assert [engine.answer()["answers"] for engine in (one, two)] == [wanted, wanted]
+        eventually(lambda: role_pids(store.process.pid)["frontend"], bool, "another frontend")

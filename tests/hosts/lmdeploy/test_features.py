@@ -82,6 +82,25 @@ def test_a_killed_store_changes_no_answer(new_encoder: NewEncoder, store: LoneFr
     assert equal(second.ask(1, 5, 7), alone.ask(1, 5, 7))
 
 
+def test_a_store_killed_within_a_request_changes_no_answer(new_encoder: NewEncoder, store: LoneFrontend) -> None:
+    """Killed after the look-up, while a new picture is encoded beside a known one."""
+    first, second, alone = new_encoder(), new_encoder(), new_encoder(installs=False)
+    first.ask(1)
+    forward = second.own.model.forward
+
+    def kill_and_forward(*values: Any) -> Any:
+        if store.process.poll() is None:
+            store.kill()
+        return forward(*values)
+
+    second.own.model.forward = kill_and_forward
+    assert equal(second.ask(1, 5), alone.ask(1, 5))
+    assert store.process.poll() is not None
+    assert equal(second.ask(5, 6), alone.ask(5, 6))
+    store.start()
+    assert equal(first.ask(1, 5, 7), alone.ask(1, 5, 7))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -122,6 +141,20 @@ def test_written_weights_have_another_name(new_encoder: NewEncoder) -> None:
     first.ask(2)
     second.ask(2)
     assert sum(second.encoded) == 1
+
+
+def test_what_weights_gave_that_were_written_within_a_request_is_not_saved(new_encoder: NewEncoder) -> None:
+    first, second, alone = new_encoder(), new_encoder(), new_encoder(installs=False)
+    forward = first.own.model.forward
+
+    def write_and_forward(*values: Any) -> Any:
+        with torch.no_grad():
+            first.projector.mul_(2.0)
+        return forward(*values)
+
+    first.own.model.forward = write_and_forward
+    first.ask(1)
+    assert equal(second.ask(1), alone.ask(1))
 
 
 def test_another_checkpoint_has_another_name(

@@ -22,6 +22,8 @@ from transformers.utils import is_torchvision_available
 
 from mmcached.client import Client
 from mmcached.integrations.transformers import CachedImageProcessor, image_processor
+from tests.integration.lone_frontend import LoneFrontend
+from tests.integration.processes import eventually, small_config
 
 PROCESSORS = sorted(image_processor.ONE_BY_ONE)
 needs_torchvision = pytest.mark.skipif(not is_torchvision_available(), reason="torchvision is not installed")
@@ -142,6 +144,36 @@ def test_images_may_come_in_any_form(client: Client, form: Callable[[list[Image.
     assert cached.num_bypassed == 0
     assert cached.num_processed == cached.num_hits > 0
     assert_same(cached.preprocess(images, return_tensors="pt"), processor(images, return_tensors="pt"))
+
+
+def test_a_store_killed_within_a_batch_changes_no_pixel(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = processor_of("Qwen2VLImageProcessorPil")
+    wanted = processor(BATCH, return_tensors="pt")
+    with LoneFrontend(run_dir, small_config(world_size=0)) as frontend, Client(run_dir) as client:
+        cached = CachedImageProcessor(processor, client)
+        cached(BATCH[:2], return_tensors="pt")
+        alone = cached._alone
+
+        def kill_and_process(image: Any, kwargs: dict[str, Any]) -> Any:
+            if frontend.process.poll() is None:
+                frontend.kill()
+            return alone(image, kwargs)
+
+        monkeypatch.setattr(cached, "_alone", kill_and_process)
+        for _ in range(2):
+            assert_same(cached(BATCH, return_tensors="pt"), wanted)
+        assert frontend.process.poll() is not None
+        assert cached.num_hits >= 4, "hits need no service that lives"
+        monkeypatch.undo()
+        frontend.start()
+
+        def num_processed() -> int:
+            before = cached.num_processed
+            assert_same(cached(BATCH, return_tensors="pt"), wanted)
+            return cached.num_processed - before
+
+        eventually(num_processed, lambda count: count == 0, "it is kept again")
+        assert cached.num_bypassed == 0
 
 
 def test_what_a_result_depends_on_tells_it_apart(client: Client) -> None:

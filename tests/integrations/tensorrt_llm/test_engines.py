@@ -63,6 +63,26 @@ def test_a_killed_store_changes_no_answer(new_engine: NewEngine, store: LoneFron
     assert second.step(1, 5, 7)["rows"] == alone.step(1, 5, 7)["rows"]
 
 
+def test_a_store_killed_within_a_step_changes_no_answer(new_engine: NewEngine, store: LoneFrontend) -> None:
+    """Killed after the look-up, while a new item is encoded beside a known one."""
+    first, second, alone = new_engine(), new_engine(), new_engine(installs=False)
+    first.step(1)
+    model: Any = second.model
+    encode = model.encode_multimodal_inputs
+
+    def kill_and_encode(multimodal_params: Any) -> Any:
+        if store.process.poll() is None:
+            store.kill()
+        return encode(multimodal_params)
+
+    model.encode_multimodal_inputs = kill_and_encode
+    assert second.step(1, 5) == alone.step(1, 5) | {"encoded": [5]}
+    assert store.process.poll() is not None
+    assert second.step(5, 6)["rows"] == alone.step(5, 6)["rows"]
+    store.start()
+    assert first.step(1, 5, 7)["rows"] == alone.step(1, 5, 7)["rows"]
+
+
 def test_an_engine_starts_without_a_store(new_engine: NewEngine, store: LoneFrontend) -> None:
     store.kill()
     engine, alone = new_engine(), new_engine(installs=False)
