@@ -20,6 +20,7 @@ identity        a tower known by its weights, in vLLM
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 adapters_diffusers      text encoders and VAE encodes of a pipeline of diffusers, with and without the adapter
 adapters_sglang         what SGLang does for a picture, with shared processed inputs and without
+adapters_engines        a new picture, and a known one, in engines of SGLang, LMDeploy and TensorRT-LLM's mixin
 adapters_stages         the text stage of SGLang's diffusion servers, with and without the store
 language        first tokens and tokens per second of checkpoints behind `generate`, beside Transformers' own batching
 ray             an image encoded by an actor on another node

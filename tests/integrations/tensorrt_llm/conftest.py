@@ -42,10 +42,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         note("tensorrt_llm", version=version, num_passed=len(passed[1]), began_at=BEGAN_AT)
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a package `tensorrt_llm`."""
-    folder = tmp_path_factory.mktemp("site") / "s"
+def make_site(folder: Path) -> Path:
+    """Make a folder with a package `tensorrt_llm`, for the path of programs; return it."""
     shutil.copytree(SITE, folder)
     installed = folder / "tensorrt_llm-1.3.0.dist-info"
     installed.mkdir()
@@ -54,6 +52,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in OWN_FILES:
             shutil.copy(Path(source, "tensorrt_llm", name), folder / "tensorrt_llm" / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_site(tmp_path_factory.mktemp("site") / "s")
 
 
 @pytest.fixture

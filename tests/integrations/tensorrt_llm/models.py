@@ -1,6 +1,6 @@
 """A tiny model with TensorRT-LLM's mixin: a tower of one layer, whose ranks meet in a collective of each encode.
 
-Imported with `site`, or with TensorRT-LLM's own files, on the path; see `conftest.sites`.
+Imported with `site`, or with TensorRT-LLM's own files, on the path; see `conftest.make_site`.
 """
 
 from __future__ import annotations
