@@ -22,6 +22,7 @@ from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 from tests.hosts.vllm.engine_ends import Engine
 from tests.hosts.vllm.processing import Server, digest, picture
 from tests.hosts.vllm.sharing import store_config
+from tests.integration.processes import eventually
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
@@ -188,3 +189,16 @@ def test_leases_end(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> N
     now[0] += vllm_handles.LENT_S
     lent.end_old()
     assert "c" not in lent
+    lent.end_all()
+
+
+def test_an_idle_server_keeps_no_lease(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_handles, "LENT_S", 0.01)
+    monkeypatch.setattr(vllm_handles, "LEAST_LENT_S", 0.0)
+    first, second = engines
+    first.run(82)
+    first.drain()
+    rendered = second.server.render([picture(82)])
+    assert HANDLE in rendered["mm_kwargs"]["image"][0]
+    (mm_hash,) = rendered["mm_hashes"]["image"]
+    eventually(lambda: second.sender.is_cached_item(mm_hash), lambda is_lent: not is_lent, "the lease ends")

@@ -9,6 +9,7 @@ handle take vLLM's own way, through its own receiver cache, which the sender mir
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ _CacheMiss = getattr(vllm_cache, "MultiModalCacheMissError", None)
 
 
 class LentPixels:
-    """Leases that the API process keeps until the engine has taken its own.
+    """Leases that the API process keeps until the engine has taken its own; a timer ends those of an idle server.
 
     Args:
         clock: Monotonic seconds.
@@ -46,9 +47,11 @@ class LentPixels:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
         self._lent: dict[str, tuple[Hit, int, float]] = {}
         self._num_bytes = 0
         self._paused_until = 0.0
+        self._timer: threading.Timer | None = None
 
     def __contains__(self, mm_hash: str) -> bool:
         return mm_hash in self._lent
@@ -63,10 +66,12 @@ class LentPixels:
         token = pixels.token
         if token is None or self.is_paused:
             return None
-        self._end(mm_hash)
         num_bytes = fields_bytes(pixels.record)
-        self._lent[mm_hash] = pixels, num_bytes, self._clock()
-        self._num_bytes += num_bytes
+        with self._lock:
+            self._end(mm_hash)
+            self._lent[mm_hash] = pixels, num_bytes, self._clock()
+            self._num_bytes += num_bytes
+            self._have_timer()
         handle = MultiModalFieldElem(data=[*token.encode("ascii")], field=MultiModalBatchedField())
         return MultiModalKwargsItem(counts | {HANDLE: handle})
 
@@ -77,19 +82,38 @@ class LentPixels:
         return mm_hash in self._lent
 
     def end_old(self) -> None:
-        for mm_hash, (_, _, lent_at) in list(self._lent.items()):
-            age = self._clock() - lent_at
-            if age < LEAST_LENT_S or (age < LENT_S and self._num_bytes <= MAX_LENT_BYTES):
-                return
-            self._end(mm_hash)
+        with self._lock:
+            for mm_hash, (_, _, lent_at) in list(self._lent.items()):
+                age = self._clock() - lent_at
+                if age < LEAST_LENT_S or (age < LENT_S and self._num_bytes <= MAX_LENT_BYTES):
+                    return
+                self._end(mm_hash)
 
     def end_all(self) -> None:
-        self._lent.clear()
-        self._num_bytes = 0
+        with self._lock:
+            self._lent.clear()
+            self._num_bytes = 0
+            timer = self._timer
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
     def _end(self, mm_hash: str) -> None:
         _, num_bytes, _ = self._lent.pop(mm_hash, (None, 0, 0.0))
         self._num_bytes -= num_bytes
+
+    def _have_timer(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(LENT_S, self._ring)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _ring(self) -> None:
+        self.end_old()
+        with self._lock:
+            self._timer = None
+            if self._lent:
+                self._have_timer()
 
 
 class MmcachedReceiverCache(BaseMultiModalReceiverCache):
