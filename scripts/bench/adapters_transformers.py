@@ -2,7 +2,7 @@
 
 features   the forward pass of a prompt with a picture that the store has, and with one that it has not
 tiles      the forward pass of a prompt with a screenshot of 5 tiles, of which one or all have changed
-images     an image processor that is given the file of a picture that it has seen
+images     image processors that are given the file of a picture that they have seen, and of a new screenshot
 
 The tower has 12 layers of width 768 at 224 px, as ViT-B/16, for tiles 6 layers at 336 px; the text model is small.
 Weights are random.
@@ -31,6 +31,7 @@ IMAGE_TOKEN = 500
 NUM_ROWS = 196
 OFF = "without the adapter"
 TOWER, FILE = "tower of 86 M, 224 px", "JPEG of 1920 × 1080"
+SCREENSHOT = "PNG of 1920 × 1080, LLaVA-NeXT"
 TOWER_SIZE = {"image_size": 224, "num_hidden_layers": 12}
 NUM_TILES, NUM_TILED_ROWS = 5, 2928
 TILED = "LLaVA-NeXT, 5 tiles of 336 px"
@@ -40,6 +41,8 @@ BOUNDS = [
     Bound("reach", "forward, 1 tile of 5 changed", TILED, OFF, 0.4),
     Bound("reach", "forward, 5 tiles of 5 changed", TILED, OFF, 1.03),
     Bound("reach", "image processor, file seen", FILE, OFF, 0.1),
+    Bound("reach", "tiled image processor, file seen", SCREENSHOT, OFF, 0.3),
+    Bound("reach", "tiled image processor, file new", SCREENSHOT, OFF, 1.1),
 ]
 
 
@@ -142,28 +145,57 @@ def compare_tiles(client: Client, num_rounds: int) -> Iterator[Row]:
 
 def compare_processors(client: Client, num_rounds: int) -> Iterator[Row]:
     try:
-        from transformers.image_utils import load_image
+        from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     except ImportError as error:
         raise Unavailable("transformers is not installed") from error
+    figures = times_of_processor(client, num_rounds, Qwen2VLImageProcessorPil(), "JPEG")
+    yield row("image processor, file seen", FILE, figures["seen"], "ms", peer=OFF, peer_value=figures[OFF])
+    figures = times_of_processor(client, num_rounds, LlavaNextImageProcessorPil(), "PNG")
+    for side in ("seen", "new"):
+        name = f"tiled image processor, file {side}"
+        yield row(name, SCREENSHOT, figures[side], "ms", peer=OFF, peer_value=figures[OFF])
+
+
+def times_of_processor(client: Client, num_rounds: int, processor: Any, kind: str) -> dict[str, float]:
+    """Return the milliseconds for a file that was seen, for a new one, and without the adapter."""
     from PIL import Image
+    from transformers.image_utils import load_image
 
     from mmcached.integrations.transformers import CachedImageProcessor
 
-    file = BytesIO()
-    x, y = np.meshgrid(np.linspace(0, 255, 1920), np.linspace(0, 255, 1080))
-    grain = np.random.default_rng(0).normal(0, 8, (1080, 1920))
-    pixels = np.stack([x, y, (x + y) / 2], axis=-1) + grain[..., None]
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG")
-    processor = Qwen2VLImageProcessorPil()
+    seeds = count()
+    seen = picture_file(kind, next(seeds))
     cached = CachedImageProcessor(processor, client)
+    cached(seen, return_tensors="pt")  # the form of records, too
+
+    def of_new() -> float:
+        file = picture_file(kind, next(seeds))
+        return wall_us(lambda: cached(file, return_tensors="pt"))
+
     sides = {
-        "ours": lambda: wall_us(partial(cached, file.getvalue(), return_tensors="pt")),
-        OFF: lambda: wall_us(lambda: processor(load_image(Image.open(file)), return_tensors="pt")),
+        "seen": lambda: wall_us(lambda: cached(seen, return_tensors="pt")),
+        "new": of_new,
+        OFF: lambda: wall_us(lambda: processor(load_image(Image.open(BytesIO(seen))), return_tensors="pt")),
     }
-    figures = harness.compare(sides, num_rounds)
-    ours, off = figures["ours"] / 1000, figures[OFF] / 1000
-    yield row("image processor, file seen", FILE, ours, "ms", peer=OFF, peer_value=off)
+    return {side: us / 1000 for side, us in harness.compare(sides, num_rounds).items()}
+
+
+def picture_file(kind: str, seed: int) -> bytes:
+    """Return a file of 1920 × 1080: a photograph as JPEG, or a screenshot as PNG."""
+    from PIL import Image
+
+    random = np.random.default_rng(seed)
+    if kind == "PNG":
+        blocks = random.integers(0, 255, (54, 96, 3)).repeat(20, axis=0).repeat(20, axis=1)
+        letters = random.integers(0, 2, (1080, 1920, 1)).repeat(3, axis=2)
+        pixels = np.where(blocks[..., :1] < 64, 255 * letters, blocks)
+    else:
+        x, y = np.meshgrid(np.linspace(0, 255, 1920), np.linspace(0, 255, 1080))
+        pixels = np.stack([x, y, (x + y) / 2], axis=-1) + random.normal(0, 8, (1080, 1920))[..., None]
+    file = BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, kind)
+    return file.getvalue()
 
 
 def open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:

@@ -17,7 +17,7 @@ from mmcached.integrations.transformers import CachedImageProcessor, cached_imag
 from mmcached.integrations.transformers.records import find_or_make
 from tests.hosts.transformers import models
 from tests.hosts.transformers.outputs import ask, assert_equal, one_by_one, tensors
-from tests.hosts.transformers.test_image_processor import processor_of
+from tests.hosts.transformers.test_image_processor import processor_of, tiled
 
 Record = dict[str, Any]
 Falsify = Callable[[torch.Tensor], torch.Tensor]
@@ -149,18 +149,59 @@ def test_a_tower_of_two_dtypes_is_left_alone(client: Client) -> None:
     assert (asked.num_images, asked.num_bypassed) == (0, 1)
 
 
-PROCESSED: dict[str, dict[str, Falsify]] = {
-    "CLIPImageProcessorPil": TENSORS | {"fp32": lambda tensor: tensor.double()},
-    "Qwen2VLImageProcessorPil": TENSORS | {"fp32": lambda tensor: tensor.double()},
-    "Gemma3ImageProcessorPil": TENSORS | {"fp32": lambda tensor: tensor.double()},
-    "GotOcr2ImageProcessorPil": TENSORS | {"fp32": lambda tensor: tensor.double()},
+PIXELS: dict[str, Falsify] = TENSORS | {"fp32": lambda tensor: tensor.double()}
+TILES: dict[str, Falsify] = PIXELS | {
+    "one tile short": lambda tensor: tensor[:, :-1].contiguous(),
+    "one tile more": lambda tensor: torch.cat([tensor, tensor[:, :1]], dim=1),
 }
+COLUMNS: dict[str, Falsify] = PIXELS | {
+    "one patch short": lambda tensor: tensor[..., :-14].contiguous(),
+    "one patch more": lambda tensor: torch.cat([tensor, tensor[..., :14]], dim=-1),
+}
+PROCESSED: dict[str, dict[str, Falsify]] = {
+    "CLIPImageProcessorPil": PIXELS,
+    "Qwen2VLImageProcessorPil": PIXELS,
+    "Gemma3ImageProcessorPil": PIXELS,
+    "GotOcr2ImageProcessorPil": PIXELS,
+    "LlavaNextImageProcessorPil": TILES,
+    "LlavaOnevisionImageProcessorPil": TILES,
+    "MiniCPMV4_6ImageProcessorPil": COLUMNS,
+}
+OTHER_PARTS: dict[str, dict[str, list[Any]]] = {
+    "LlavaNextImageProcessorPil": {"image_sizes": [[[0, 9]], [[-60, 90]], [[60, 90], [60, 90]], [[90, 600]]]},
+    "MiniCPMV4_6ImageProcessorPil": {
+        "target_sizes": [[], [[0, 9]], [[-4, -4]]],
+        "grids": [[[0, 0]], [[7, 7]], [[1, 2], [1, 2]]],
+        "num_patches_per_image": [[1], [99], []],
+    },
+}
+"""By processor and part: values that do not fit the pixels."""
+
+
+@pytest.mark.parametrize("name", OTHER_PARTS)
+def test_parts_that_do_not_fit_the_pixels(client: Client, keys: list[str], name: str) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8))
+    processor = tiled(name)
+    wanted = processor(image, return_tensors="pt")
+    CachedImageProcessor(processor, client)(image, return_tensors="pt")
+    (key,) = set(keys)
+    hit = client.get(key, tensors="torch")
+    assert hit is not None
+    for part, values in OTHER_PARTS[name].items():
+        own = hit.record[part]
+        for value in values:
+            client.drop(key)
+            assert client.put(key, {**hit.record, part: torch.tensor(value, dtype=own.dtype).view(-1, *own.shape[1:])})
+            cached = CachedImageProcessor(processor, client)
+            found = cached(image, return_tensors="pt")
+            assert torch.equal(found["pixel_values"], wanted["pixel_values"])
+            assert (cached.num_processed, cached.num_refused) == (1, 1), (part, value)
 
 
 @pytest.mark.parametrize("name", PROCESSED)
 def test_the_processor_gives_its_own_pixels_instead(client: Client, keys: list[str], name: str) -> None:
     images = [Image.fromarray(np.random.default_rng(seed).integers(0, 255, (60, 90, 3), np.uint8)) for seed in range(2)]
-    processor = processor_of(name)
+    processor = processor_of(name) if PROCESSED[name] is PIXELS else tiled(name)
     wanted = processor(images, return_tensors="pt")
     CachedImageProcessor(processor, client)(images, return_tensors="pt")
     own = {key: client.get(key, tensors="torch") for key in set(keys)}
@@ -176,5 +217,5 @@ def test_the_processor_gives_its_own_pixels_instead(client: Client, keys: list[s
         for num_processed in (2, 2):
             found = cached(images, return_tensors="pt")
             assert set(found) == set(wanted)
-            assert all(found[part].equal(wanted[part]) for part in wanted)
+            assert all(torch.equal(*map(torch.as_tensor, (found[part], wanted[part]))) for part in wanted)
             assert (cached.num_processed, cached.num_refused) == (num_processed, 2)

@@ -6,7 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from transformers.utils import is_torchvision_available
 
 from mmcached.client import Client
 from mmcached.integrations.transformers import CachedImageProcessor, image_processor
+from mmcached.integrations.transformers.image_batches import BATCHES
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
 
-PROCESSORS = sorted(image_processor.ONE_BY_ONE)
+PROCESSORS = sorted(BATCHES)
 needs_torchvision = pytest.mark.skipif(not is_torchvision_available(), reason="torchvision is not installed")
 MODULES = {
     "CLIP": "clip",
@@ -34,7 +35,20 @@ MODULES = {
     "Qwen2VL": "qwen2_vl",
     "Gemma3": "gemma3",
     "GotOcr2": "got_ocr2",
+    "LlavaNext": "llava_next",
+    "LlavaOnevision": "llava_onevision",
+    "MiniCPMV4_6": "minicpmv4_6",
 }
+EDGES = (32, 64, 96)
+SIDE = {"height": 32, "width": 32}
+PINPOINTS = [[height, width] for height in EDGES for width in EDGES]
+TILED: dict[str, dict[str, Any]] = {
+    "GotOcr2": {"size": SIDE, "crop_to_patches": True, "max_patches": 6},
+    "LlavaNext": {"size": {"shortest_edge": 32}, "crop_size": SIDE, "image_grid_pinpoints": PINPOINTS},
+    "LlavaOnevision": {"size": SIDE, "image_grid_pinpoints": PINPOINTS},
+    "MiniCPMV4_6": {"scale_resolution": 64},
+}
+"""Settings with which small images are cut into several tiles."""
 DEADLINE_S = 200.0
 PAN_AND_SCAN = {
     "do_pan_and_scan": True,
@@ -51,9 +65,18 @@ def processor_of(name: str, **settings: Any) -> Any:
     return getattr(importlib.import_module(path), name)(**settings)
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[] if name.endswith("Pil") else needs_torchvision) for name in PROCESSORS]
-)
+def tiled(name: str) -> Any:
+    return processor_of(name, **TILED[name.split("ImageProcessor", maxsplit=1)[0]])
+
+
+def with_marks(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name.endswith("Pil") else needs_torchvision) for name in names]
+
+
+of_tiled = pytest.mark.parametrize("name", with_marks(name for name in PROCESSORS if name.startswith(tuple(TILED))))
+
+
+@pytest.fixture(params=with_marks(PROCESSORS))
 def processor(request: pytest.FixtureRequest) -> Any:
     return processor_of(request.param)
 
@@ -80,6 +103,9 @@ def assert_same(found: Any, wanted: Any) -> None:
     assert set(found) == set(wanted)
     for name, value in wanted.items():
         assert type(found[name]) is type(value), name
+        if isinstance(value, list):
+            assert found[name] == value, name
+            continue
         assert found[name].dtype == value.dtype, name
         assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
 
@@ -96,6 +122,92 @@ def test_a_batch_is_what_the_processor_returns(client: Client, processor: Any, a
     others = [BATCH[place] for place in (4, 0, 2)]
     assert_same(cached(others, return_tensors="pt", **asked), processor(others, return_tensors="pt", **asked))
     assert (cached.num_processed, cached.num_hits) == (0, 9)
+
+
+def num_tiles(result: Any) -> int:
+    """Return the number of tiles of the only image."""
+    counts = [result[name] for name in ("num_patches", "num_patches_per_image") if name in result]
+    return int(counts[0][0]) if counts else result["pixel_values"].shape[1]
+
+
+@of_tiled
+@pytest.mark.parametrize("asked", [{}, {"do_normalize": False}], ids="+".join)
+def test_images_of_different_numbers_of_tiles(client: Client, name: str, asked: dict[str, Any]) -> None:
+    processor = tiled(name)
+    counts = [num_tiles(processor(image, return_tensors="pt", **asked)) for image in BATCH]
+    assert len(set(counts)) > 1 < max(counts)
+    for kind in ("pt", "np"):
+        cached = CachedImageProcessor(processor, client)
+        for images in [BATCH, BATCH[3:], *BATCH]:
+            wanted = processor(images, return_tensors=kind, **asked)
+            assert_same(cached(images, return_tensors=kind, **asked), wanted)
+        assert (cached.num_processed, cached.num_bypassed, cached.num_refused) == (5 if kind == "pt" else 0, 0, 0)
+
+
+@of_tiled
+def test_an_image_of_another_number_of_tiles_than_the_blank_ones(client: Client, name: str) -> None:
+    """The form of a record does not have the number of tiles of the images that show it."""
+    cases = [(tiled(name), [noise(40, 150), noise(60, 30), noise(200, 180), noise(20, 20)])]
+    if name.startswith("LlavaNext"):  # with its own settings all blank images have three tiles
+        cases.append((processor_of(name), [noise(40, 30), noise(700, 690)]))
+    for processor, images in cases:
+        cached = CachedImageProcessor(processor, client)
+        for image in images * 2:
+            assert_same(cached(image, return_tensors="pt"), processor(image, return_tensors="pt"))
+        num_images = len(images)
+        assert (cached.num_processed, cached.num_hits, cached.num_refused) == (num_images, num_images, 0)
+
+
+GROUPS = [
+    [BATCH[:2]],
+    [[BATCH[0]], BATCH[1:4], [], BATCH[4:]],
+    [[BATCH[2]], [BATCH[3]]],
+    [(BATCH[0], BATCH[1])],
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    with_marks([f"Llava{kind}ImageProcessor{backend}" for kind in ("Next", "Onevision") for backend in ("", "Pil")]),
+)
+def test_images_in_groups(client: Client, name: str) -> None:
+    """LLaVA-OneVision does not cut an image that shares its list with others."""
+    processor = tiled(name)
+    for kind in ("pt", "np"):
+        cached = CachedImageProcessor(processor, client)
+        for images in [BATCH, *GROUPS, *GROUPS]:
+            assert_same(cached(images, return_tensors=kind), processor(images, return_tensors=kind))
+        assert (cached.num_bypassed, cached.num_refused) == (0, 0)
+        wanted = 0 if kind == "np" else 10 if "Onevision" in name else 5
+        assert cached.num_processed == wanted
+    files = [encoded(each.convert("RGB"), "PNG") for each in BATCH[:3]]
+    wanted = processor([[load_image(Image.open(BytesIO(file))) for file in files]], return_tensors="pt")
+    assert_same(cached([files], return_tensors="pt"), wanted)
+
+
+def test_images_that_the_processor_does_not_take_in_this_form(client: Client) -> None:
+    cached = CachedImageProcessor(tiled("LlavaOnevisionImageProcessorPil"), client)
+    for images, error in (
+        ([BATCH[0], BATCH[1:3]], ValueError),
+        (np.stack([np.asarray(BATCH[0])] * 2), IndexError),
+        ([], IndexError),
+    ):
+        with pytest.raises(error):
+            cached.processor(images, return_tensors="pt")
+        with pytest.raises(error):
+            cached(images, return_tensors="pt")
+    assert (cached.num_images, cached.num_bypassed) == (0, 3)
+
+
+def test_tiles_that_are_not_padded_to_a_common_number(client: Client) -> None:
+    for name in ("LlavaNextImageProcessorPil", "LlavaOnevisionImageProcessorPil"):
+        cached = CachedImageProcessor(tiled(name), client)
+        asked = {"return_tensors": "pt", "do_pad": False}
+        same = [BATCH[0], BATCH[2]]
+        assert_same(cached(same, **asked), cached.processor(same, **asked))
+        assert (cached.num_images, cached.num_bypassed) == (0, 1)
+        assert_same(cached(BATCH[0], **asked), cached.processor(BATCH[0], **asked))
+        assert (cached.num_images, cached.num_bypassed) == (1, 1)
 
 
 def encoded(image: Image.Image, kind: str, **settings: Any) -> bytes:
@@ -154,10 +266,10 @@ def test_a_store_killed_within_a_batch_changes_no_pixel(run_dir: Path, monkeypat
         cached(BATCH[:2], return_tensors="pt")
         alone = cached._alone
 
-        def kill_and_process(image: Any, kwargs: dict[str, Any]) -> Any:
+        def kill_and_process(*of_image: Any) -> Any:
             if frontend.process.poll() is None:
                 frontend.kill()
-            return alone(image, kwargs)
+            return alone(*of_image)
 
         monkeypatch.setattr(cached, "_alone", kill_and_process)
         for _ in range(2):

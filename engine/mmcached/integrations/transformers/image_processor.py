@@ -2,9 +2,9 @@
 
     images ──content of each──> look up all ──> found, or processed alone by one process ──joined──> batch
 
-The joined result equals the processor's own, bit for bit: this is tested for the processors in `ONE_BY_ONE`, which
-treat the images of a batch one by one. Calls of other processors, and calls that pad several images to one size, go to
-the processor unchanged and count as bypassed.
+The joined result equals the processor's own, bit for bit: this is tested for the processors in
+`image_batches.BATCHES`, which treat the images of a batch one by one. Calls of other processors, and calls that pad
+several images to one size, go to the processor unchanged and count as bypassed.
 
 The expected form of a record is found by processing a few blank images of the same kind.
 """
@@ -26,25 +26,17 @@ import torch
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.integrations.record_form import PartForm, RecordForm
+from mmcached.integrations.transformers.image_batches import BATCHES, PIXELS, Arrays, Batch
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.shm.store.tensor_bytes import NotCarried, is_tensor
 from mmcached.wire.extras import package_versions
 from mmcached.worker.encoders.content import Content, add_image
 
 _LOG = logging.getLogger(__name__)
-Arrays = dict[str, torch.Tensor]
-"""The processor's result for one image, by name; batches are joined along the first dimension."""
-
-ONE_BY_ONE = frozenset(
-    f"{name}ImageProcessor{backend}"
-    for name in ("CLIP", "Siglip", "Llava", "Qwen2VL", "Gemma3", "GotOcr2")
-    for backend in ("", "Pil")
-)
-"""Classes of Transformers that treat the images of a batch one by one; a test checks each."""
-_TYING = ("do_pad", "pad_size")
-"""Settings with which the images of a batch depend on each other."""
 EXAMPLES = ((224, 448), (448, 224), (224, 224))
 """Heights and widths of the blank images that show the form of a processor's result; patches divide them."""
+_PARTNER = (32, 32)
+"""Height and width of the blank image that an image of a group is processed with: groups of one are cut into tiles."""
 _CHANNELS = (1, 3, 4)
 _PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
 
@@ -90,16 +82,22 @@ class CachedImageProcessor:
         images = _with_files_read(images)
         flat = _flat(images)
         wanted = getattr(return_tensors, "value", return_tensors)
-        found = self._of_each(flat, kwargs) if wanted in ("pt", "np") and not args else None
-        if found is None:
+        batch = BATCHES.get(type(self.processor).__name__) if wanted in ("pt", "np") and not args else None
+        groups = None if batch is None else batch.groups(images, len(flat))
+        found = None if batch is None or groups is None else self._of_each(batch, flat, groups, kwargs)
+        if batch is None or groups is None or found is None:
             with self._lock:
                 self.num_bypassed += 1
             return self.processor(_decoded(images), *args, return_tensors=return_tensors, **kwargs)
         from transformers.image_processing_base import BatchFeature
 
-        joined = {name: torch.cat([arrays[name] for arrays in found]) for name in found[0]}
-        data = joined if wanted == "pt" else {name: tensor.numpy() for name, tensor in joined.items()}
-        return BatchFeature(data=data, tensor_type=return_tensors)
+        data: dict[str, Any] = batch.join(found, groups)
+        for name, tensor in data.items():
+            if name in batch.plain:
+                data[name] = tensor.tolist()
+            elif wanted == "np":
+                data[name] = tensor.numpy()
+        return BatchFeature(data=data, tensor_type=return_tensors, skip_tensor_conversion=list(batch.plain))
 
     preprocess = __call__
 
@@ -110,20 +108,26 @@ class CachedImageProcessor:
 
     # ---- how
 
-    def _of_each(self, images: Sequence[Any], kwargs: dict[str, Any]) -> list[Arrays] | None:
+    def _of_each(
+        self, batch: Batch, images: Sequence[Any], groups: Sequence[int], kwargs: dict[str, Any]
+    ) -> list[Arrays] | None:
         """Return the processor's result for each image; None if the call must go to the processor unchanged."""
 
-        def has(name: str) -> bool:
-            return bool(kwargs.get(name, getattr(self.processor, name, None)))
+        def setting(name: str) -> Any:
+            return kwargs.get(name, getattr(self.processor, name, None))
 
-        if type(self.processor).__name__ not in ONE_BY_ONE or has("device"):
+        if not images or setting("device") or (len(images) > 1 and not batch.is_joined(setting)):
             return None
-        if not images or (len(images) > 1 and any(map(has, _TYING))):
-            return None
+        grouped = [size > 1 for size in groups for _ in range(size)]
         try:
             name = self._fingerprint(kwargs)
-            keys = [f"processed/{name}/{_name_of(image)}" for image in images]
-            forms = [self._form(name, image, kwargs) for image in images]
+            keys = [
+                f"processed/{name}/{_name_of(image)}{'/grouped' if is_grouped else ''}"
+                for image, is_grouped in zip(images, grouped, strict=True)
+            ]
+            forms = [
+                self._form(name, image, is_grouped, kwargs) for image, is_grouped in zip(images, grouped, strict=True)
+            ]
         # an argument is no JSON value, or an image's content cannot be hashed
         except (TypeError, ValueError, NotCarried):
             return None
@@ -131,45 +135,53 @@ class CachedImageProcessor:
         def make(place: int) -> Arrays:
             with self._lock:
                 self.num_processed += 1
-            return self._alone(_decoded(images[place]), kwargs)
+            return self._alone(_decoded(images[place]), grouped[place], kwargs)
 
         def is_right(place: int, record: Any) -> bool:
-            return self._is_right(forms[place], record)
+            reason = forms[place].check(record) or batch.mismatch(record, setting, is_grouped=grouped[place])
+            self._note_refused(reason)
+            return reason is None
 
         with self._lock:
             self.num_images += len(images)
-        # Views are enough: joining copies them.
-        return find_or_make(self._client, keys, make, is_right=is_right, view=True, timeout_s=self._timeout_s)
+        # Joining several images copies them: views are enough.
+        view = len(images) > 1
+        return find_or_make(self._client, keys, make, is_right=is_right, view=view, timeout_s=self._timeout_s)
 
-    def _alone(self, image: Any, kwargs: dict[str, Any]) -> Arrays:
-        return dict(self.processor(image, return_tensors="pt", **kwargs))
+    def _alone(self, image: Any, is_grouped: bool, kwargs: dict[str, Any]) -> Arrays:
+        images = [[image, _blank(image, *_PARTNER)]] if is_grouped else image
+        result = self.processor(images, return_tensors="pt", **kwargs)
+        arrays = {name: torch.as_tensor(value) for name, value in result.items()}
+        if arrays.pop("batch_num_images", None) is not None and is_grouped:
+            arrays = {name: array[:1] for name, array in arrays.items()}
+        return arrays
 
-    def _form(self, fingerprint: str, image: Any, kwargs: dict[str, Any]) -> RecordForm:
+    def _form(self, fingerprint: str, image: Any, is_grouped: bool, kwargs: dict[str, Any]) -> RecordForm:
         """Return the form of the processor's result for an image; sizes that depend on the image are left open.
 
         Raises:
             ValueError: The processor does not take an image of this kind.
         """
-        kind = _kind_of(image)
+        kind = (_kind_of(image), is_grouped)
         if (fingerprint, kind) not in self._forms:
             try:
-                seen = [self._alone(_blank(image, *size), kwargs) for size in EXAMPLES]
+                seen = [self._alone(_blank(image, *size), is_grouped, kwargs) for size in EXAMPLES]
             except Exception as error:
                 raise ValueError(f"the processor takes no image of kind {kind}") from error
+            open_axis = BATCHES[type(self.processor).__name__].open_axis
             self._forms[fingerprint, kind] = RecordForm(
-                {name: _form([each[name] for each in seen]) for name in seen[0]}
+                {name: _form([each[name] for each in seen], open_axis if name == PIXELS else None) for name in seen[0]}
             )
         return self._forms[fingerprint, kind]
 
-    def _is_right(self, form: RecordForm, record: Any) -> bool:
-        reason = form.check(record) or _mismatch_of_rows(record)
-        if reason is not None:
-            with self._lock:
-                self.num_refused += 1
-                is_first = self.num_refused == 1
-            if is_first:
-                _LOG.warning("a record of the store is not used: %s (logged once)", reason)
-        return reason is None
+    def _note_refused(self, reason: str | None) -> None:
+        if reason is None:
+            return
+        with self._lock:
+            self.num_refused += 1
+            is_first = self.num_refused == 1
+        if is_first:
+            _LOG.warning("a record of the store is not used: %s (logged once)", reason)
 
     def _fingerprint(self, kwargs: dict[str, Any]) -> str:
         kind = type(self.processor)
@@ -182,23 +194,13 @@ class CachedImageProcessor:
         return fingerprint(parts)
 
 
-def _form(seen: Sequence[torch.Tensor]) -> PartForm:
+def _form(seen: Sequence[torch.Tensor], open_axis: int | None) -> PartForm:
     first = seen[0]
     if any((each.dim(), each.dtype) != (first.dim(), first.dtype) for each in seen):
         raise ValueError("rank and dtype depend on the image")
     sizes = [{each.shape[place] for each in seen} for place in range(1, first.dim())]
-    return PartForm(tuple(size.pop() if len(size) == 1 else None for size in sizes), first.dtype, None)
-
-
-def _mismatch_of_rows(record: Arrays) -> str | None:
-    num_rows = len(record["pixel_values"])
-    if "image_grid_thw" in record:
-        wanted = record["image_grid_thw"].prod(-1)
-    elif "num_crops" in record:
-        wanted = record["num_crops"] + 1
-    else:
-        wanted = record.get("num_patches", torch.ones(1, dtype=torch.int64))
-    return None if wanted.tolist() == [num_rows] else f"{num_rows} rows instead of {wanted.tolist()}"
+    trailing = (size.pop() if len(size) == 1 and place != open_axis else None for place, size in enumerate(sizes, 1))
+    return PartForm(tuple(trailing), first.dtype, None)
 
 
 def _kind_of(image: Any) -> Hashable:
