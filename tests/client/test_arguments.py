@@ -302,6 +302,8 @@ def test_text_of_any_subclass_is_its_characters(run_dir: Path, make: Make, text:
         assert client.get_or_compute(text, lambda: numbers(2), tenant=text)["seed"] == 1
         assert [hit.record["seed"] for hit in client.get_many([text, "k"])] == [1, 1]
         assert client.contains_many([text]) == other.contains_many(["k"], tenant=text) == [True]
+        assert client.get_many([text], tenant="t") == [None]
+        assert client.get_many([text], tenant=text)[0].record["seed"] == 1
         assert client.claim_many([text])[0].record["seed"] == 1
         (claim,) = client.claim_many([text + "2"])
         assert client.put(text + "2", numbers(3), claim=claim)

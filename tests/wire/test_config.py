@@ -140,6 +140,12 @@ def test_without_workers_there_is_only_a_store() -> None:
         assert caught.value.details["field"] == field
 
 
+def test_tiles_are_cached_where_workers_encode_them() -> None:
+    with pytest.raises(ConfigError, match="must be false") as caught:
+        ServiceConfig(encoder=EncoderConfig(kind="hf", caches_tiles=True, ray_address="auto"))
+    assert (caught.value.details["field"], caught.value.details["value"]) == ("encoder.caches_tiles", True)
+
+
 def test_file_round_trip(run_dir: Path) -> None:
     config = ServiceConfig(world_size=3, mm_processor_cache_gb=0.5, model=ModelConfig(seed=7), device="cpu")
     path = run_dir / "config.json"

@@ -69,7 +69,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     store = Store()
-    monkeypatch.setattr("mmcached.worker.steps.item_outputs.contact", lambda run_dir: store)
+    monkeypatch.setattr("mmcached.worker.steps.item_outputs.contact", lambda run_dir, **options: store)
     return store
 
 

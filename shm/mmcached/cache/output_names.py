@@ -36,11 +36,12 @@ ROWS: Mapping[str, str] = {
     "compilation": "compilation and graphs",
     "quantization": "quantisation of the weights",
     "adapters": "adapters (LoRA) of the tower",
-    "batching": "which items are encoded together: `alone`, `invariant` (the batch does not matter), or `any`",
+    "batching": "which items are encoded together: `alone`, `tiles` (each tile alone), `invariant` (the batch does not"
+    " matter), or `any`",
 }
 """What decides the bits of an encoder output besides its item, by the names of the parts of an output's name."""
 
-EXACT = frozenset({"alone", "invariant"})
+EXACT = frozenset({"alone", "tiles", "invariant"})
 """Values of the row `batching` with which a hit equals what its finder would compute, bit for bit."""
 
 PACKAGES = (

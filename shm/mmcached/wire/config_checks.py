@@ -21,6 +21,9 @@ def check_encoder(encoder: EncoderConfig, step_timeout_s: float, remote_encode_s
         if not may_encode and value not in ("reference", ""):
             limit = "must not be set: with world_size = 0 there is only a store, and nothing encodes"
             raise ConfigError(field, value, limit)
+    if encoder.caches_tiles and encoder.ray_address:
+        limit = "must be false: actors (encoder.ray_address) encode whole pictures"
+        raise ConfigError("encoder.caches_tiles", True, limit)
     if encoder.ray_address:
         check_address("encoder.ray_address", encoder.ray_address)
     if encoder.ray_address and remote_encode_s >= step_timeout_s:

@@ -27,6 +27,7 @@ ENGINE_METRICS: Mapping[str, str] = {
     "worker_items_encoded": "items encoded: runs of the encoder",
     "encode_seconds": "time to encode the items of one step",
     "worker_items_loaded": "items not encoded because another worker's output was in the store",
+    "worker_tiles": "tiles of items, if they are cached: encoded, or reused because their output was known",
     "worker_outputs_saved": "encoder outputs offered to the store, by outcome",
     "worker_embeds_encoded": "embeddings that workers have computed",
     "modality_encoded": "items encoded, by modality",
@@ -91,6 +92,8 @@ class WorkerStats(StatsRecord, frozen=True):
     items_encoded: Annotated[int, Metric("worker_items_encoded")] = 0
     encode_latency: Annotated[Histogram, Metric("encode_seconds")] = Histogram()
     items_loaded: Annotated[int, Metric("worker_items_loaded"), Metric("saved_work", work="encoding_elsewhere")] = 0
+    tiles_encoded: Annotated[int, Metric("worker_tiles", outcome="encoded")] = 0
+    tiles_reused: Annotated[int, Metric("worker_tiles", outcome="reused")] = 0
     outputs_saved: Annotated[int, Metric("worker_outputs_saved", outcome="saved")] = 0
     outputs_dropped: Annotated[int, Metric("worker_outputs_saved", outcome="dropped")] = 0
     outputs_refused: Annotated[int, Metric("worker_outputs_saved", outcome="refused")] = 0

@@ -65,6 +65,8 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         device: Device of the tower; "auto" for the workers'.
         ray_address: HOST:PORT, or "auto", of a Ray cluster whose actors encode instead of the workers; "" for none.
         ray_namespace: Ray namespace of those actors.
+        caches_tiles: Encode each tile of a picture alone, and keep its output in the store: a tile is encoded once,
+            also if the rest of its picture is new.
     """
 
     kind: Literal["reference", "hf"] = "reference"
@@ -73,6 +75,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: str = "auto"
     ray_address: str = ""
     ray_namespace: str = "mmcached"
+    caches_tiles: bool = False
 
     @property
     def folder(self) -> Path:

@@ -62,6 +62,21 @@ def test_a_package_that_is_missing_names_the_extra(tmp_path: Path, monkeypatch: 
     check_encoder(config)
 
 
+def test_only_towers_with_tiles_cache_them(tmp_path: Path) -> None:
+    encoder = EncoderConfig(kind="hf", path=str(write(tmp_path / "clip")), caches_tiles=True)
+    with pytest.raises(ConfigError, match=r"CLIPVisionModel: only .*SmolVLMForConditionalGeneration") as caught:
+        checkpoint_of(ServiceConfig(encoder=encoder))
+    assert caught.value.details["field"] == "encoder.caches_tiles"
+    with pytest.raises(ConfigError, match=r"encoder\.caches_tiles.*kind is reference"):
+        check_encoder(ServiceConfig(encoder=EncoderConfig(caches_tiles=True)))
+    model = {"architectures": ["SmolVLMForConditionalGeneration"]}
+    encoder = EncoderConfig(kind="hf", path=str(write(tmp_path / "smolvlm", model)), caches_tiles=True)
+    for settings in ({}, {"model": ModelConfig(kind="hf")}):
+        found = checkpoint_of(ServiceConfig(encoder=encoder, **settings))  # type: ignore[arg-type]
+        assert found is not None
+        assert found.has_tiles
+
+
 def test_settings_that_cannot_be_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         check_encoder(ServiceConfig(encoder=EncoderConfig(kind="hf")))

@@ -51,9 +51,11 @@ class Asked(NamedTuple):
 class World:
     """One checkpoint, its pictures, and what Transformers continues a prompt with."""
 
-    def __init__(self, folder: Path, family: str, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, folder: Path, family: str, dtype: torch.dtype = torch.float32, *, files: Sequence[bytes] = ()
+    ) -> None:
         self.folder = save(family, folder, dtype, text_scale=10.0)
-        self.files = [photograph(*size, "PNG", seed) for seed, size in enumerate(SIZES)]
+        self.files = list(files) or [photograph(*size, "PNG", seed) for seed, size in enumerate(SIZES)]
         write_tokenizer(self.folder)
         processor = CheckpointProcessor(Checkpoint.open(self.folder, is_for_prompts=True), "")
         settings = PictureSettings.from_config(self.config())

@@ -46,11 +46,12 @@ SCREENS: dict[str, tuple[Callable[[], Any], int]] = {
 """Of each family a processor that cuts a square screen into four tiles, and the number with the overview."""
 
 
-def screen(side: int = 224, *, changed: bool = False) -> Image.Image:
-    """Return a screen; if changed, with another patch in the middle of its last quarter."""
+def screen(side: int = 224, *, changed: bool = False, quarter: int = 3) -> Image.Image:
+    """Return a screen; if changed, with another patch in the middle of its first or last quarter, 0 or 3."""
     pixels = np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8)
     if changed:
-        middle = slice(side * 11 // 16, side * 13 // 16)
+        first = 11 if quarter else 3
+        middle = slice(side * first // 16, side * (first + 2) // 16)
         pixels[middle, middle] = 255 - pixels[middle, middle]
     return Image.fromarray(pixels)
 

@@ -32,13 +32,13 @@ from mmcached.worker.payloads import CALL_S, StoreContact
 NUM_TIMES = 8
 
 
-def contact(run_dir: Path) -> Client:
+def contact(run_dir: Path, *, counts_hits: bool = False) -> Client:
     """Return a client of the service; it reconnects after a restart of the frontend.
 
-    Its finds do not count as hits: another rank has just encoded the item for the same request, or the engine has
+    Finds of items do not count as hits: another rank has just encoded the item for the same request, or the engine has
     counted it.
     """
-    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker", counts_hits=False)
+    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker", counts_hits=counts_hits)
 
 
 def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int) -> list[int]:
@@ -97,9 +97,28 @@ class StoredOutputs(Closeable):
         Args:
             cost_s: Returns the seconds that encoding it took, once the tensors are copied; 0.0: unknown.
         """
+        return self._save(output_key(self._fingerprint, item.mm_hash), item, output, cost_s)
+
+    def save_tile(
+        self, item: EncodeItem, digest: str, output: Mapping[str, torch.Tensor], cost_s: Callable[[], float]
+    ) -> bool:
+        """Save the output of a tile as that of its item; see `save`."""
+        return self._save(self.tile_key(digest), item, output, cost_s)
+
+    def tile_key(self, digest: str) -> str:
+        """Return the key of a tile's output, which no item has."""
+        return output_key(self._fingerprint, digest, "tile")
+
+    def _save(
+        self,
+        key: str,
+        item: EncodeItem | EmitEmbedding,
+        output: Mapping[str, torch.Tensor],
+        cost_s: Callable[[], float],
+    ) -> bool:
         self._saver = self._saver or self._make_saver()
         return self._saver.save(
-            output_key(self._fingerprint, item.mm_hash),
+            key,
             sum(tensor.nbytes for tensor in output.values()),
             lambda: self._on_host(output),
             tenant=item.tenant,

@@ -68,6 +68,7 @@ TEXTS = {
     "encoder.device": "device of the encoder, like `device`; auto: the workers' device",
     "encoder.ray_address": "Ray cluster whose actors encode, as HOST:PORT or auto; empty: the workers encode",
     "encoder.ray_namespace": "Ray namespace of the actors",
+    "encoder.caches_tiles": "encode each tile of a picture alone, and find its output in the store when it comes again",
     "model.kind": "reference, or hf: the language model of a checkpoint; needs the extra [hf]",
     "model.path": "the checkpoint's folder: config.json, *.safetensors, tokenizer.json",
     "model.dtype": "dtype of the checkpoint's computation: auto (the checkpoint's), fp32, bf16 or fp16",

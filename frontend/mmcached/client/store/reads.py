@@ -77,6 +77,7 @@ class StoreReads(StoreAccess):
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
+        tenant: str | None = None,
         local: bool = False,
         counts: bool = True,
     ) -> Call[list[Hit | None]]:
@@ -86,7 +87,7 @@ class StoreReads(StoreAccess):
             counts: False for a look that is repeated until something changes: records that this client sees itself then
                 count neither as hits nor as misses, and are not kept longer because of it.
         """
-        names, reading, tenant = checked_keys(keys), reading_of(tensors, view), self.contact.options.tenant
+        names, reading, tenant = checked_keys(keys), reading_of(tensors, view), self._tenant(tenant)
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
         asks = self._sessions.has_second_level and not local
         hits = self._find_and_count(names, reading, tenant, asks, counts=counts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.cache.checkpoints.architectures import ARCHITECTURES, IN_PROMPTS
-from mmcached.cache.checkpoints.counting import Counting
+from mmcached.cache.checkpoints.counting import Counting, Tiled
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.checkpoints.json_files import json_of
 from mmcached.cache.checkpoints.sounds import Chunked, Filled
@@ -92,6 +92,11 @@ class Checkpoint:
         return found or ARCHITECTURES[self.architecture]
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether its tower encodes each tile of an item apart from the others."""
+        return _are_tiled(self.countings)
+
+    @property
     def max_embeds_per_item(self) -> int:
         return max(each.largest(self.model, self.processors[of]) for of, each in self.countings.items())
 
@@ -106,12 +111,26 @@ class Checkpoint:
 
 
 def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
-    """Return a service's checkpoint, None for the reference encoder; raises as `Checkpoint.open`."""
+    """Return a service's checkpoint, None for the reference encoder.
+
+    Raises:
+        ConfigError: As `Checkpoint.open`; or tiles are to be cached, and the encoder has none.
+    """
     if config.encoder.kind == "reference":
+        if config.encoder.caches_tiles:
+            raise ConfigError("encoder.caches_tiles", True, "must be false: encoder.kind is reference")
         return None
     if not config.encoder.path:
         raise ConfigError(FIELD, "", "must be the folder of a checkpoint: encoder.kind is hf")
-    return Checkpoint.open(Path(config.encoder.path), is_for_prompts=config.model.kind == "hf")
+    checkpoint = Checkpoint.open(Path(config.encoder.path), is_for_prompts=config.model.kind == "hf")
+    if config.encoder.caches_tiles and not checkpoint.has_tiles:
+        tiled = ", ".join(name for name, of in ARCHITECTURES.items() if _are_tiled(of))
+        raise ConfigError("encoder.caches_tiles", True, f"must be false for {checkpoint.architecture}: only {tiled}")
+    return checkpoint
+
+
+def _are_tiled(countings: Mapping[Modality, Counting]) -> bool:
+    return all(isinstance(each, Tiled) for each in countings.values())
 
 
 def frame_sizes(config: ServiceConfig) -> Sizes | None:

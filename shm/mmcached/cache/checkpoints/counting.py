@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mmcached.cache.store_keys import TOKENS
 from mmcached.wire.errors import InvalidRequest
@@ -36,6 +36,17 @@ class Counting(Protocol):
 
     def largest(self, model: Settings, processor: Settings) -> int:
         """Return the number of embeddings of the largest item."""
+
+
+@runtime_checkable
+class Tiled(Counting, Protocol):
+    """A way of counting for a tower that encodes each tile of an image apart from the others."""
+
+    def tiles(self, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the tensors of each tile as those of an image of one tile, in order, in the memory of the item's."""
+
+    def per_tile(self, model: Settings) -> int:
+        """Return the number of embeddings that the tower makes of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +171,12 @@ class Tiles:
         num_tiles = lines**2 + (lines > 1)
         return num_tiles * (self.per_tile(model) + 2 * self.has_text) + self.has_text * (lines + 4)
 
-    @staticmethod
-    def per_tile(model: Settings) -> int:
-        """Return the number of embeddings of a tile."""
+    def tiles(self, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+        names = [name for name in self.inputs if name != TOKENS]
+        places = range(int(tensors[PIXELS].shape[1]))
+        return [{name: tensors[name][:, place : place + 1] for name in names} for place in places]
+
+    def per_tile(self, model: Settings) -> int:
         vision = _vision(model)
         rows = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 32))
         return rows**2 // int(model.get("scale_factor", 2)) ** 2

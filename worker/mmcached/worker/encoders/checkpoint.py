@@ -42,6 +42,8 @@ class CheckpointEncoder:
         ConfigError: See `load_tower`.
     """
 
+    batching = "alone"
+
     def __init__(
         self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0, is_for_prompts: bool = False
     ) -> None:
@@ -63,7 +65,7 @@ class CheckpointEncoder:
             **computing_rows(device, PACKAGES),
             "threads": threads_row(device.type),
             **dict.fromkeys(("ranks", "compilation", "quantization", "adapters")),  # a service has none of them
-            "batching": "alone",
+            "batching": self.batching,
         }
         self._fingerprint = output_name(self._rows)
 
@@ -77,20 +79,28 @@ class CheckpointEncoder:
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
         modality = self._checkpoint.modality_of(record)
-        names = self._checkpoint.countings[modality].inputs
-        given = {name: tensor_of(record, name) for name in names}
-        found = self._checkpoint.num_embeds(modality, given)  # on the host: no wait for a device
-        if found != num_embeds:
-            raise InvalidRequest("num_embeds", num_embeds, f"the item has {found} embeddings")
-        tensors = {}
-        for name, loaded in zip(names, self._transfers.load(list(given.values())), strict=True):
-            prepared = self._prepared(loaded, modality)
-            tensors[name] = prepared.clone() if prepared is given[name] else prepared  # keep the record
+        tensors = self._loaded(self._checked(record, modality, num_embeds), modality)
         tokens = tensors.pop(TOKENS, None)
         outputs = ask(self._model, self._families[modality], tensors)
         if tokens is not None:
             return self._with_text(outputs[EMBEDDINGS], tokens)
-        return {**outputs, GRID: tensors[names[-1]]} if self._adds_grid else outputs
+        return {**outputs, GRID: [*tensors.values()][-1]} if self._adds_grid else outputs
+
+    def _checked(self, record: Record, modality: Modality, num_embeds: int) -> dict[str, torch.Tensor]:
+        """Return the tensors of an item that its tower takes; raises `InvalidRequest`, see `encode`."""
+        given = {name: tensor_of(record, name) for name in self._checkpoint.countings[modality].inputs}
+        found = self._checkpoint.num_embeds(modality, given)  # on the host: no wait for a device
+        if found != num_embeds:
+            raise InvalidRequest("num_embeds", num_embeds, f"the item has {found} embeddings")
+        return given
+
+    def _loaded(self, given: Record, modality: Modality) -> dict[str, torch.Tensor]:
+        """Return tensors in the tower's dtype, on its device."""
+        tensors = {}
+        for name, loaded in zip(given, self._transfers.load(list(given.values())), strict=True):
+            prepared = self._prepared(loaded, modality)
+            tensors[name] = prepared.clone() if prepared is given[name] else prepared  # keep the record
+        return tensors
 
     def _with_text(self, embeddings: torch.Tensor, tokens: torch.Tensor) -> Outputs:
         """Return the outputs of an item with text: rows of zeros among its embeddings, and the tokens there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +42,31 @@ class Encoder(Protocol):
         """
 
     def measure(self) -> MeasuredForm: ...
+
+
+@runtime_checkable
+class TileEncoder(Encoder, Protocol):
+    """An encoder that encodes each tile of an item alone.
+
+    `encode` joins what `encode_tile` returns for each tile of `split`.
+    """
+
+    @property
+    def tile_embeds(self) -> int:
+        """Number of embeddings of any tile."""
+
+    def split(self, record: Mapping[str, Any], num_embeds: int) -> list[dict[str, torch.Tensor]]:
+        """Return the tensors of each tile of an item, in order, in the memory of its record; raises as `encode`."""
+
+    def encode_tile(self, tile: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return the embeddings of one tile, on the encoder's device; raises `InvalidRequest` if it has none."""
+
+    def join(self, record: Mapping[str, Any], tiles: Sequence[Outputs]) -> Outputs:
+        """Return the outputs of an item, in memory of their own.
+
+        Args:
+            tiles: Outputs of its tiles, in order, in host memory or on the encoder's device.
+        """
 
 
 def tensor_of(record: Mapping[str, Any], name: str) -> torch.Tensor:

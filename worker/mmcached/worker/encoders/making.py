@@ -20,9 +20,11 @@ def make_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device
     if config.encoder.kind == "reference":
         return ReferenceEncoder(config.model, items)
     from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # imports Transformers
+    from mmcached.worker.encoders.tiled import TiledEncoder
 
     name = config.encoder.device
-    return CheckpointEncoder(
+    kind = TiledEncoder if config.encoder.caches_tiles else CheckpointEncoder
+    return kind(
         config.encoder,
         device if name == "auto" else choose_device(name),
         max_pinned_bytes=config.limits.max_pinned_mb << 20,

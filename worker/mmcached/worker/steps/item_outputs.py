@@ -29,11 +29,12 @@ from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredItem, 
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.encoders.encoder import Encoder, MeasuredForm, Outputs, are_finite, outputs_in
+from mmcached.worker.encoders.encoder import Encoder, MeasuredForm, Outputs, TileEncoder, are_finite, outputs_in
 from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.payloads import Record, StoreContact
 from mmcached.worker.steps.output_counts import OutputCounts
 from mmcached.worker.steps.step_result import StepResult
+from mmcached.worker.steps.tile_outputs import TileOutputs
 from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
 
 
@@ -70,6 +71,16 @@ class ItemOutputs(Closeable):
             self._outputs = StoredOutputs(config, self.store, self.fingerprint, self._transfers)
             if encoder.rows is not None:
                 note_name(run_dir, encoder.rows)
+        self._tiles: TileOutputs | None = None
+        if isinstance(encoder, TileEncoder):
+            self._tiles = TileOutputs(
+                encoder,
+                self._outputs,
+                StoreContact(None if run_dir is None else partial(contact, run_dir, counts_hits=True)),
+                form=lambda: self.measured.form,
+                device=device,
+                counts=self.counts,
+            )
         self._begun: dict[str, Callable[[], Outputs]] = {}  # remote encodings of the step, by key
         self._unsaved: list[EncodeItem] = []
         self._encodings: dict[str, Stopwatch] = {}  # of this step, by key
@@ -94,6 +105,8 @@ class ItemOutputs(Closeable):
         self._unsaved.clear()
         self._encodings.clear()
         self._begun.clear()
+        if self._tiles is not None:
+            self._tiles.begin()
 
     def make_all(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> None:
         watch, num_encoded = Stopwatch(self._device), self.counts.num_encoded
@@ -115,6 +128,8 @@ class ItemOutputs(Closeable):
     def drop_encoded(self, plan: StepPlan) -> None:
         """Drop the outputs that a failed step has encoded."""
         self._unsaved.clear()
+        if self._tiles is not None:
+            self._tiles.begin()
         self.cache.drop(item.key for item in plan.encode)
 
     def save(self) -> None:
@@ -123,6 +138,8 @@ class ItemOutputs(Closeable):
         for item in unsaved:
             if self._outputs is not None and item.key in self.cache:
                 self._outputs.save(item, self.cache.get(item.key), self._cost_of(item.key))
+        if self._tiles is not None:
+            self._tiles.save()
 
     def report_times(self) -> None:
         """Report the durations of finished encodings; the others follow in a later step."""
@@ -132,6 +149,8 @@ class ItemOutputs(Closeable):
 
     def close(self) -> None:
         self.store.close()
+        if self._tiles is not None:
+            self._tiles.close()
         if self._outputs is not None:
             self._outputs.close()
         self._transfers.close()
@@ -177,21 +196,28 @@ class ItemOutputs(Closeable):
             record = self._read(item, item.payload, frames)
             self._begun[item.key] = self.encoder.begin(record, item.num_embeds)
 
-    def _encode(self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame]) -> Outputs:
+    def _encode(
+        self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame], *, is_own: bool
+    ) -> Outputs:
         """Encode one item into the encoder cache and return its outputs.
 
         Views of the item end with the call, or with their copy onto a device.
         """
+        num_reused = self.counts.num_tiles_reused
         finish = self._begun.pop(item.key, None)
         if finish is None:
             record = self._read(item, payload, frames)
-            finish = partial(self.encoder.encode, record, item.num_embeds)
+            if self._tiles is not None:
+                finish = partial(self._tiles.encode, record, item, saves=is_own)
+            else:
+                finish = partial(self.encoder.encode, record, item.num_embeds)
         watch = Stopwatch(self._device)
         outputs = finish()
         watch.stop()
         self._encodings[item.key] = watch
         self.cache.put(item.key, outputs)
-        if self._outputs is not None and self._world_size > 1:
+        is_whole = self.counts.num_tiles_reused == num_reused
+        if self._outputs is not None and self._world_size > 1 and is_whole:
             self._watches.append((watch, partial(self._outputs.encoded, item)))
         self.counts.encoded(item)
         return outputs
@@ -210,7 +236,7 @@ class ItemOutputs(Closeable):
         if isinstance(payload, StoredOutput):
             self._load(item, payload)
             return
-        encode = partial(self._encode, item, payload, frames)
+        encode = partial(self._encode, item, payload, frames, is_own=is_own)
         if self._outputs is None or not item.store_epoch:
             encode()
             return

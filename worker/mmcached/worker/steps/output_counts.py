@@ -1,4 +1,4 @@
-"""Counts encoded and loaded items by modality, since the start of the worker."""
+"""Counts encoded and loaded items by modality, and tiles, since the start of the worker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class OutputCounts:
         self._loaded: Counter[Modality] = Counter()
         self._embeds_encoded: Counter[Modality] = Counter()
         self._embeds_loaded: Counter[Modality] = Counter()
+        self.num_tiles_encoded = 0
+        self.num_tiles_reused = 0
 
     @property
     def num_encoded(self) -> int:
@@ -35,6 +37,11 @@ class OutputCounts:
     def loaded(self, item: EncodeItem) -> None:
         self._loaded[item.modality] += 1
         self._embeds_loaded[item.modality] += item.num_embeds
+
+    def tiles(self, *, encoded: int, reused: int) -> None:
+        """Count the tiles of one item; reused are those found, and those equal to another one of the item."""
+        self.num_tiles_encoded += encoded
+        self.num_tiles_reused += reused
 
     def by_modality(self) -> EncodedByModality:
         return EncodedByModality(**{modality: self._of(modality) for modality in self._encoded | self._loaded})

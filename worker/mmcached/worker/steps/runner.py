@@ -120,6 +120,8 @@ class ModelRunner(Closeable):
             items_encoded=items.counts.num_encoded,
             encode_latency=items.latency.histogram(),
             items_loaded=items.counts.num_loaded,
+            tiles_encoded=items.counts.num_tiles_encoded,
+            tiles_reused=items.counts.num_tiles_reused,
             outputs_saved=saver.saved,
             outputs_dropped=saver.dropped,
             outputs_refused=saver.refused + saver.failed,
