@@ -13,7 +13,7 @@ encode          how often an image is encoded, how its embedding travels, what o
 names           pictures by name: to the engine's input, an answer, many at once for a new URL
 media           a film or a sound that came before, whole or in part; new ones        media_files
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
-second_level_hosts      two services with a Redis between them, beside one without
+second_level_hosts      two services with a Redis between them, beside one without; fleets    fleet, pins, services
 miss_tax        what a store costs where 98 % of the pictures come once: a service, vLLM
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 identity        a tower known by its weights, in vLLM
