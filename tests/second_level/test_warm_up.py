@@ -14,6 +14,7 @@ from mmcached.frontend.store import warm_up
 from mmcached.second_level.name_lists import NUM_PLACES, place_name
 from mmcached.second_level.process import SecondLevelProcess
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.wire.errors import InvalidRequest
 from tests.client.records import is_equal, numbers
 from tests.integration.processes import eventually
 from tests.second_level.frontends import Fleet
@@ -86,6 +87,23 @@ def test_no_more_is_fetched_than_a_share_of_the_store(fleet: Fleet) -> None:
     eventually(lambda: warmed(bob), lambda count: count >= 8, "a quarter of 8 MiB")
     eventually(lambda: bob.stats().store.prefetches, lambda stats: not stats.open, "the end of all")
     assert warmed(bob) <= 8 + warm_up.MAX_OPEN
+
+
+def test_a_quota_of_a_tenant_leaves_what_a_warm_up_has_fetched(fleet: Fleet) -> None:
+    ann, _ = fleet.host("a", store_warm_up=True)
+    keys = [f"large {number}" for number in range(NUM)]
+    for number, key in enumerate(keys):
+        ann.put(key, np.full(1 << 18, number, np.uint8))
+        assert ann.get(key) is not None
+    eventually(lambda: told(fleet, ann, keys), names_of(keys).__eq__, "the list")
+    bob, _ = fleet.host("b", store_warm_up=True, store_tenant_quota_gb=2 / 1024)
+    eventually(lambda: warmed(bob), lambda count: count == NUM, "all records")
+    assert all(bob.contains_many(keys)), "it is of several tenants, and has a share of its own"
+    with pytest.raises(InvalidRequest, match="quarter of a tenant's quota"):
+        bob.pin(keys, ttl_s=60.0)
+    assert all(bob.pin(keys[:1], ttl_s=60.0))
+    with pytest.raises(InvalidRequest, match="quarter of a tenant's quota"):
+        bob.pin(keys[1:2], ttl_s=60.0)
 
 
 def test_without_the_option_nothing_is_told_or_fetched(fleet: Fleet) -> None:

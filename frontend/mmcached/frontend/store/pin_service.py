@@ -52,7 +52,7 @@ class PinService:
             found = [name for name in names if in_ring.find(name) is not None]
             self._check_limits(message.tenant, {name for name in found if name not in in_ring.pins})
             for name in found:
-                in_ring.pin(name, now + message.ttl_s)
+                in_ring.pin(name, message.tenant, now + message.ttl_s)
             are_concerned = set(found)
         else:
             are_concerned = {name for name in names if in_ring.unpin(name)}

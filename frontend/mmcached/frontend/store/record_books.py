@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmcached.cache.store_keys import ITEMS_TENANT
+from mmcached.cache.store_keys import ITEMS_TENANT, NAMES_TENANT
 from mmcached.frontend.store.saved_seconds import SavedSeconds
 from mmcached.frontend.store.tenant_books import TenantBooks
 
@@ -52,6 +52,10 @@ class RecordBooks:
 
     def bytes_of(self, name: str) -> int:
         return self.by_tenant[self._name_to_tenant[name]].bytes_of(name)
+
+    def quota_of(self, tenant: str) -> int | None:
+        """Return the quota of a tenant in bytes; None: no limit, as for a warm-up, whose records are of many tenants."""
+        return None if tenant == NAMES_TENANT else self.quota_bytes
 
     def charge(self, tenant: str, name: str, num_bytes: int, *, in_ring: bool = True) -> None:
         """Add a record."""
@@ -103,7 +107,7 @@ class RecordBooks:
 
     def first_over_quota(self, tenant: str, num_bytes: int) -> str | None:
         """Return the record that a tenant loses first for `num_bytes` more; None if they are within its quota."""
-        quota, books = self.quota_bytes, self.by_tenant.get(tenant)
+        quota, books = self.quota_of(tenant), self.by_tenant.get(tenant)
         if quota is None or books is None or books.num_bytes + num_bytes <= quota:
             return None
         return books.first_to_go(quota, num_bytes)

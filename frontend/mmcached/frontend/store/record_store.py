@@ -320,10 +320,8 @@ class RecordStore(Closeable):
         about = about_record(tenant, key, boot_ns(), cost_s) if in_ring else b""
         num_bytes = objects.chunk_bytes(name, encoded, about)
         books = self._books
-        if (
-            books.quota_bytes is not None
-            and num_bytes + self.in_ring.pins.bytes_of(tenant, but=name) > books.quota_bytes
-        ):
+        quota_bytes = books.quota_of(tenant)
+        if quota_bytes is not None and num_bytes + self.in_ring.pins.bytes_of(tenant, but=name) > quota_bytes:
             return PutRefusal.BEYOND_TENANT_QUOTA
         # The former record of the key does not count against the limits, and must not be the one evicted.
         was_in_ring = has_one and books.clients.has(name)

@@ -185,12 +185,12 @@ class RingRecords(Closeable):
             self._evicted(name)
         return going is not None
 
-    def pin(self, name: str, deadline: float) -> None:
-        """Protect a record from eviction until `deadline`, and mark it as used; ignores unknown names."""
+    def pin(self, name: str, tenant: str, deadline: float) -> None:
+        """Protect a tenant's record from eviction until `deadline`, and mark it as used; ignores unknown names."""
         handle = self.objects.find(name)
         if handle is None or isinstance(self.objects, NoObjects):
             return
-        if self.pins.add(name, self.books.tenant_of(name), self.books.bytes_of(name), deadline):
+        if self.pins.add(name, tenant, self.books.bytes_of(name), deadline):
             self.objects.ring.records.pin(handle)
         self.objects.ring.records.touch(handle)
         self.books.touch(name)
