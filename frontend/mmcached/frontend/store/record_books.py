@@ -54,7 +54,7 @@ class RecordBooks:
         return self.by_tenant[self._name_to_tenant[name]].bytes_of(name)
 
     def quota_of(self, tenant: str) -> int | None:
-        """Return the quota of a tenant in bytes; None: no limit, as for a warm-up, whose records are of many tenants."""
+        """Return the quota of a tenant in bytes; None: no limit, as for warmed records, which are of many."""
         return None if tenant == NAMES_TENANT else self.quota_bytes
 
     def charge(self, tenant: str, name: str, num_bytes: int, *, in_ring: bool = True) -> None:
