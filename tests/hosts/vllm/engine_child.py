@@ -59,9 +59,12 @@ class Engine:
     def _model(self) -> Any:
         return self._runner.get_model()
 
-    def ask(self, messages: list[Any], adapter: str = "") -> dict[str, Any]:
+    def ask(
+        self, messages: list[Any], adapter: str = "", mm_processor_kwargs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return the answers, as tokens and their log-probabilities, and the bits of the items in the encoder cache."""
-        done = self._llm.chat(_chats(messages), GREEDY, use_tqdm=False, lora_request=_adapter(adapter))
+        further: dict[str, Any] = {"lora_request": _adapter(adapter), "mm_processor_kwargs": mm_processor_kwargs}
+        done = self._llm.chat(_chats(messages), GREEDY, use_tqdm=False, **further)
         answers = [(list(each.outputs[0].token_ids), _logprobs(each.outputs[0])) for each in done]
         bits = {name: _digest(output) for name, output in self._runner.encoder_cache.items()}
         return {"answers": answers, "bits": bits, "encoded": self._take_encoded()}

@@ -1,10 +1,11 @@
 """Installs the shared processor cache in vLLM's servers, as a plug-in that vLLM calls in each process.
 
+    each        `BaseMultiModalProcessor`           marks hashes of names, see `mmcached.integrations.vllm`; always
     API process   `processor_cache_from_config`         `MmcachedProcessorCache` before vLLM's own cache
     API process   `VIDEO_LOADER_REGISTRY`               loaders that look for a film's frames in the store
     engine        `engine_receiver_cache_from_config`   `MmcachedReceiverCache` before vLLM's own cache
 
-MMCACHED_PROCESSED_INPUTS=RUN_DIR           share items through this service; without it nothing happens
+MMCACHED_PROCESSED_INPUTS=RUN_DIR           share items through this service; without it none are shared
 MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY=1     keep no pixels
 MMCACHED_PROCESSED_INPUTS_NAMED=1           also share items that clients have named
 """
@@ -19,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmcached.integrations.after_import import after_import
+
 RUN_DIR = "MMCACHED_PROCESSED_INPUTS"
 COUNTS_ONLY = "MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY"
 NAMED = "MMCACHED_PROCESSED_INPUTS_NAMED"
@@ -28,6 +31,7 @@ _LOG = logging.getLogger("vllm.mmcached")
 
 def register() -> None:
     """Put the shared cache before vLLM's own in this process; vLLM calls this at the start of each."""
+    after_import("vllm.multimodal.processing.processor", _mark_hashed_names)
     run_dir = os.environ.get(RUN_DIR)
     if not run_dir:
         return
@@ -50,6 +54,12 @@ def register() -> None:
     _replace([each for each in owners if each is not None], name, functools.partial(_receiver, Path(run_dir)))
     note_named_items(BaseMultiModalProcessor)
     share_films(VIDEO_LOADER_REGISTRY.name2class, functools.cache(functools.partial(_client, Path(run_dir))))
+
+
+def _mark_hashed_names(module: Any) -> None:
+    from mmcached.integrations.vllm.named_hashes import mark_hashed_names
+
+    mark_hashed_names(module)
 
 
 def _replace(owners: Sequence[Any], name: str, shared: Callable[[Any, Any], Any]) -> None:

@@ -8,6 +8,7 @@
     settings          user settings
     weights           detection of weight changes
     keys              the fingerprint of an encoder, and which items may be shared
+    named_hashes      a mark on vLLM's hashes of names, so that they are not shared as hashes of content
     contact           the scheduler's connection to the service, in a thread beside the steps
     messages          the plan and the report that travel between scheduler and workers with each step
     scheduler_side    which items are loaded, encoded and saved
