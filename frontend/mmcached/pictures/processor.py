@@ -23,6 +23,8 @@ _MARK = "<image>"
 class PictureProcessor:
     """The processor of one folder; loading takes seconds, because it imports Transformers and torch.
 
+    One that can cut an image into tiles does it, whatever its file says, as `InternVLProcessor` has it do.
+
     Raises:
         OSError, ValueError: It cannot be loaded.
     """
@@ -37,14 +39,16 @@ class PictureProcessor:
         self._processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         has_tiles = hasattr(self._processor, "return_row_col_info") and (folder / TOKENIZER).exists()
         self._tile_tokens = TileTokens(folder) if has_tiles else None
+        self._more = {"return_row_col_info": True} if has_tiles else {}
+        if hasattr(self._processor, "crop_to_patches"):
+            self._more["crop_to_patches"] = True
 
     def tensors(self, picture: Image.Image) -> dict[str, npt.NDArray[np.generic]]:
         """Return the processor's tensors for an image in mode RGB, by name, C-contiguous.
 
         Of an image in tiles also `tokens`, if the folder has a tokenizer.
         """
-        more = {} if self._tile_tokens is None else {"return_row_col_info": True}
-        made: dict[str, Any] = self._processor(images=picture, return_tensors="pt", **more)
+        made: dict[str, Any] = self._processor(images=picture, return_tensors="pt", **self._more)
         arrays = {name: value.contiguous().numpy() for name, value in made.items() if hasattr(value, "numpy")}
         if self._tile_tokens is not None:
             arrays["tokens"] = self._tile_tokens.of(made["rows"][0][0], made["cols"][0][0])

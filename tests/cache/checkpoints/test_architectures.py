@@ -29,6 +29,8 @@ SIDE_14 = {"vision_config": {"patch_size": 14}}
         ("Qwen2_5_VLForConditionalGeneration", {"vision_config": {"spatial_merge_size": 2}}, GRID, 6),
         ("Qwen3VLForConditionalGeneration", {}, GRID, 6),
         ("Gemma3ForConditionalGeneration", {"mm_tokens_per_image": 4}, SQUARE, 4),
+        ("InternVLForConditionalGeneration", {}, {"pixel_values": np.zeros((3, 3, 448, 448), np.float32)}, 768),
+        ("InternVLForConditionalGeneration", {"vision_config": {"image_size": [56, 28]}}, SQUARE, 2),
     ],
 )
 def test_count(name: str, model: dict[str, Any], tensors: dict[str, Any], count: int) -> None:
@@ -47,6 +49,8 @@ def test_count(name: str, model: dict[str, Any], tensors: dict[str, Any], count:
         ("Qwen3VLForConditionalGeneration", {}, {"size": {"longest_edge": 32 * 32 * 7 + 5}}, 7),
         ("Siglip2VisionModel", {}, {"max_num_patches": 64}, 64),
         ("Gemma3ForConditionalGeneration", {}, {}, 256),
+        ("InternVLForConditionalGeneration", {}, {"max_patches": 4}, 5 * 256),
+        ("InternVLForConditionalGeneration", {}, {"max_patches": 1, "crop_to_patches": False}, 256),
     ],
 )
 def test_largest(name: str, model: dict[str, Any], processor: dict[str, Any], largest: int) -> None:

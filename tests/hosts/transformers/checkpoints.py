@@ -36,6 +36,7 @@ PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gemma3": ("gemma3", "Gemma3", {"size": SIDE}),
     "smolvlm": ("smolvlm", "SmolVLM", TILES),
     "idefics3": ("idefics3", "Idefics3", TILES),
+    "internvl": ("got_ocr2", "GotOcr2", {"size": SIDE, "crop_to_patches": True, "max_patches": 4}),
     "gemma3_wide": ("gemma3", "Gemma3", {"size": {"height": 112, "width": 112}}),
 }
 """By family: module, class and settings of its image processor."""
@@ -86,13 +87,15 @@ def alone(folder: Path, file: bytes) -> list[torch.Tensor]:
     inputs = processor(images=Image.open(BytesIO(file)).convert("RGB"), return_tensors="pt")
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
-    inputs = {name: value for name, value in inputs.items() if name != "num_crops"}
+    inputs = {name: value for name, value in inputs.items() if name not in ("num_crops", "num_patches")}
     with torch.no_grad():
         if not hasattr(model, "get_image_features"):
             output = model(**inputs)
             return [output.last_hidden_state[0], output.pooler_output[0]]
         output = model.get_image_features(**inputs, return_dict=True)
-    return [output.pooler_output[0], *(level[0] for level in getattr(output, "deepstack_features", []))]
+    pooled = output.pooler_output
+    rows = pooled.flatten(0, 1) if config.model_type == "internvl" else pooled[0]
+    return [rows, *(level[0] for level in getattr(output, "deepstack_features", []))]
 
 
 def photograph(width: int, height: int, kind: str, seed: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.hosts.transformers.test_language import DTYPES, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide", "smolvlm", "idefics3")
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide", "smolvlm", "idefics3", "internvl")
 SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
 CHUNK = 32
 MODULE = "layers.1.mlp.up_proj"
@@ -214,6 +215,29 @@ def test_text_around_tiles_is_that_of_the_processor(family: str, tmp_path: Path)
     assert world.expanded(Asked(tokenizer(text)["input_ids"], [0, 1, 2])) == wanted
     most = Checkpoint.open(tmp_path, is_for_prompts=True).max_embeds_per_item
     assert max(item.num_embeds for _, item in world.pictures(range(len(SIZES)))) <= most
+
+
+def test_internvl_cuts_pictures_as_its_processor_does_whatever_the_file_says(tmp_path: Path) -> None:
+    world = World(tmp_path, "internvl")
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"crop_to_patches": False}))
+    tokens = {"context_image_token": "<image>", "start_image_token": "<global-img>", "end_image_token": "<row_1_col_1>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), extra_special_tokens={**tokens, "video_token": "<row_1_col_2>"}
+    )
+    processor = transformers.InternVLProcessor(
+        transformers.AutoImageProcessor.from_pretrained(tmp_path),
+        tokenizer,
+        video_processor=transformers.InternVLVideoProcessor(),
+        image_seq_length=4,
+    )
+    text = "a <image> b <image>"
+    opened = [Image.open(BytesIO(world.files[number])).convert("RGB") for number in (0, 1)]
+    wanted = processor(images=opened, text=text, return_tensors="pt")
+    own = [PictureProcessor(tmp_path).tensors(picture)["pixel_values"] for picture in opened]
+    assert torch.equal(torch.cat([torch.from_numpy(each) for each in own]), wanted["pixel_values"])
+    with_frames = text.replace("<image>", "<global-img><image><row_1_col_1>")
+    assert world.expanded(Asked(tokenizer(with_frames)["input_ids"], [0, 1])) == wanted["input_ids"][0].tolist()
 
 
 def test_a_text_gets_the_tokens_that_gemmas_processor_puts_around_a_picture(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from mmcached.cache.checkpoints.counting import (
     PATCHES,
     Constant,
     Counting,
+    Crops,
     Grid,
     Llava,
     One,
@@ -68,6 +69,7 @@ ARCHITECTURES: Mapping[str, Mapping[Modality, Counting]] = {
     "Gemma3ForConditionalGeneration": {"image": Constant("mm_tokens_per_image", 256)},
     "SmolVLMForConditionalGeneration": {"image": Tiles()},
     "Idefics3ForConditionalGeneration": {"image": Tiles()},
+    "InternVLForConditionalGeneration": {"image": Crops()},
 }
 """By the architecture name in a checkpoint's configuration."""
 _TILED: Mapping[Modality, Counting] = {"image": Tiles((*Tiles().inputs, TOKENS), has_text=True)}

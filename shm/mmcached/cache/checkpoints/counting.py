@@ -5,6 +5,7 @@ patches        each patch of the processed image             towers of their own
 grid           each square of merged patches                 Qwen
 constant       a number in the configuration                 Gemma 3
 tiles          patches of each tile of a large image         SmolVLM, Idefics 3
+crops          the same, where tiles are a batch             InternVL
 """
 
 from __future__ import annotations
@@ -182,6 +183,30 @@ class Tiles:
         return rows**2 // int(model.get("scale_factor", 2)) ** 2
 
 
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """Tiles of an image as images of one batch, and an overview if there are several."""
+
+    inputs: tuple[str, ...] = (PIXELS,)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        return int(tensors[PIXELS].shape[0]) * self.per_tile(model)
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        num_tiles = int(processor.get("max_patches", 12))
+        return (num_tiles + (num_tiles > 1)) * self.per_tile(model)
+
+    def tiles(self, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+        pixels = tensors[PIXELS]
+        return [{PIXELS: pixels[place : place + 1]} for place in range(int(pixels.shape[0]))]
+
+    def per_tile(self, model: Settings) -> int:
+        vision = _vision(model)
+        height, width = _two(vision.get("image_size", 448))
+        rows, columns = _two(vision.get("patch_size", 14))
+        return int((height // rows) * (width // columns) * float(model.get("downsample_ratio", 0.5)) ** 2)
+
+
 def squares_of(grid: Any, name: str) -> int:
     """Return the number of patches of a grid (1, 3). Raises InvalidRequest with its name if it is of several items."""
     sizes = [int(size) for size in grid.reshape(-1).tolist()]
@@ -198,6 +223,12 @@ def merged_side(model: Settings) -> int:
 def _vision(model: Settings) -> Settings:
     vision: Settings = model.get("vision_config") or model
     return vision
+
+
+def _two(sides: Any) -> tuple[int, int]:
+    """Return height and width; a number is both."""
+    height, width = (sides, sides) if isinstance(sides, int) else sides
+    return int(height), int(width)
 
 
 def _check_alone(tensors: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ VISION_MODELS: Mapping[str, int] = {
     "Gemma3ForConditionalGeneration": 262_144,
     "SmolVLMForConditionalGeneration": 128_257,
     "Idefics3ForConditionalGeneration": 128_257,
+    "InternVLForConditionalGeneration": 151_667,
 }
 """Of the classes with a language model, those that are served; of those that take pictures, the placeholder's default.
 

@@ -10,6 +10,7 @@ A tile that the tower encodes apart from the image's other tiles is an image her
     split     a tensor for each image
     levels    for each level a tensor for each image
     rows      rows of all items, concatenated
+    tiles     a tensor whose first dimension is the tiles of one image
 
 A family is listed once it is tested: for other models it is unknown whether they process images independently.
 """
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 from mmcached.wire.errors import InvalidRequest
 
-Form = Literal["stacked", "split", "levels", "rows"]
+Form = Literal["stacked", "split", "levels", "rows", "tiles"]
 GRIDS: Mapping[str, int] = {"image_grid_thw": 0, "target_sizes": -1}
 """Arguments with a row of sizes per image, and the dimension in which the patches of the images follow each other."""
 FROM_CONFIG = ("vision_feature_layer", "vision_feature_select_strategy", "downsample_mode")

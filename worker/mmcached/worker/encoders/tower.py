@@ -32,6 +32,7 @@ _FAMILIES: Mapping[str, Family] = {
     "Qwen2_5OmniThinkerModel": FAMILIES["Qwen2_5_VLModel"],
     "SmolVLMModel": _TILED,
     "Idefics3Model": _TILED,
+    "InternVLModel": replace(FAMILIES["InternVLModel"], parts={"pooler_output": "tiles"}),
     "Siglip2Model": Family({"pooler_output": "stacked"}, others=FAMILIES["SiglipModel"].others),
 }
 """Includes models that are only used here, where their inputs are known."""
@@ -129,6 +130,8 @@ def _named(family: Family, output: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{part.partition('_')[0]}_{level}", tensors[0]
         elif form == "rows":
             yield EMBEDDINGS, value
+        elif form == "tiles":
+            yield EMBEDDINGS, value.flatten(0, 1)
         elif value is not None:
             yield (EMBEDDINGS if family.method != "forward" and part == "pooler_output" else part), value[0]
 
