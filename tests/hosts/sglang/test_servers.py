@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from mmcached.client import Client
 from tests.hosts.prompts import image, text
 from tests.hosts.sglang import tower_count
 from tests.integration.lone_frontend import LoneFrontend
@@ -162,9 +163,10 @@ def test_servers_share_by_the_weights_that_they_were_updated_to(
 
     def ask_new(port: int) -> list[tuple[str, float]]:
         """Ask what no server has encoded with these weights, and wait until the embedding is saved."""
-        before = store.stats().store.puts
-        said = ask(port, *question)
-        eventually(lambda: store.stats().store.puts, lambda count: count == before + 1, "the embedding is saved")
+        with Client(store.directory.path) as client:
+            before = client.keys("encoder/*")
+            said = ask(port, *question)
+            eventually(lambda: client.keys("encoder/*"), lambda keys: len(keys) == len(before) + 1, "the new embedding")
         return said
 
     with server(checkpoint, tmp_path / "one.log", asked | tower_count.provide(one)) as port:
