@@ -201,3 +201,21 @@ def test_a_name_puts_no_other_picture_under_the_content_that_it_had(
     assert [digest(each) for each in second.receive()] == wanted(model, 22)
     second.drain()
     assert run(second, 21) == wanted(model, 21)
+
+
+def test_a_name_that_vllms_cache_has_with_former_content(
+    model: Path, service: ChildService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of whole items cannot drop an item; the store keeps none of these."""
+    process = BaseMultiModalProcessor._cached_apply_hf_processor
+    monkeypatch.setattr(BaseMultiModalProcessor, "_cached_apply_hf_processor", process)
+    note_named_items(BaseMultiModalProcessor)
+    monkeypatch.setattr(item_saver, "MAX_UNSAVED_BYTES", item_saver._SMALL_BYTES)
+    with Server(model, None) as server, Client(service.run_dir) as client:
+        server.cache = MmcachedProcessorCache(server.config, Client(service.run_dir), has_named=True)
+        for seed in (31, 32, 31):
+            client.forget(f"vllm/{model}/cat")
+            for _ in range(2):
+                (found,) = server.render([picture(seed)], ["cat"])["mm_kwargs"]["image"]
+                assert [digest(found)] == wanted(model, seed)
+                assert server.cache.drain(DEADLINE_S)

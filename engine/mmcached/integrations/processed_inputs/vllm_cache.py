@@ -49,8 +49,8 @@ from mmcached.integrations.vllm.keys import says_what_it_is
 
 MAX_CLAIM_S = 10.0
 """The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
-MAX_NAMED = 4096
-"""Names whose content is remembered before those are dropped that have left vLLM's cache."""
+MAX_NAMED = 65_536
+"""Names that vLLM's own cache may have; the oldest leave it."""
 _CALL_S = 1.0
 
 _LOG = logging.getLogger("vllm.mmcached")
@@ -58,7 +58,7 @@ _LOG = logging.getLogger("vllm.mmcached")
 _New = tuple[MultiModalKwargsItem, Updates]
 """An item that vLLM has processed."""
 _Named = tuple[str, _New]
-"""The same with vLLM's hash of it."""
+"""The same with vLLM's hash of it, which is a client's name for a named item."""
 
 
 class PixelsNotKept(Exception):
@@ -104,12 +104,11 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._clock = clock
         self._wait = wait
         self._processor = fingerprint(processor_parts(model_config, client))
-        self._lost: deque[_Named] = deque()
+        self._lost: deque[tuple[str, _Named]] = deque()
         self._saver: ItemSaver[_Named] = ItemSaver(client, self._processor, self._note_lost, counts_only=counts_only)
         self.named = NamedItems(client, self._saver, lambda content: keys_of(self._processor, content)[0])
-        self._named_in_own: dict[str, str] = {}  # content of a name when vLLM's sender cache got its item
-        self._max_named = MAX_NAMED
-        self._stale: set[str] = set()  # names that vLLM's sender cache may have with other content
+        self._in_own: dict[str, str] = {}  # by name: the content with which vLLM's cache got it
+        self._replaced: set[str] = set()  # names of the request that vLLM's cache may have with other content
         self._looked_at = 0.0
         self._num_looked = 0
         self._times = ProcessingTimes()
@@ -155,19 +154,17 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             self.named.bind(mm_hash)
             if content in self._hits:
                 return self._found(mm_hash, *self._hits[content])
-            return self._whole(mm_hash, self._made[content])
+            return self._whole(mm_hash, self._made[content], content)
         self.num_processed += 1
         # An equal share of the request's time.
         self._times.note((self._clock() - self._looked_at) / max(self._num_looked, 1))
         if content is None or not self.named.is_content(mm_hash, content):
             self.num_not_shared += 1
-            return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
+            return self._to_own(mm_hash, mm_item, mm_hash if content is None else "")
         claim, _ = self._claims.pop(content, (None, 0.0))
         self._saver.save(content, (mm_hash, mm_item), item_bytes(mm_item[0]), _to_processed, claim)
         self.named.bind(mm_hash)
-        if mm_hash in self.named:
-            self._note_named_in_own(mm_hash, content)
-        return self._whole(mm_hash, mm_item)
+        return self._whole(mm_hash, mm_item, content)
 
     def invalidate(self, mm_hash: str) -> None:
         """Called when the engine lacks an item that was sent without its data."""
@@ -186,6 +183,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._hits.clear()
         self._made.clear()
         self._contents.clear()
+        self._replaced.clear()
         self.named.forget()
         for claim, _ in self._claims.values():
             claim.drop()
@@ -227,29 +225,21 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         return content in self._hits or content in self._made
 
     def _is_known(self, mm_hash: str) -> bool:
-        return self._is_found(mm_hash) or (mm_hash not in self._stale and self._own.is_cached_item(mm_hash))
+        return self._is_found(mm_hash) or (mm_hash not in self._replaced and self._own.is_cached_item(mm_hash))
 
     def _find_named(self, name: str) -> None:
         """Note the content of a named item. An item without data is not claimed: it cannot be processed here."""
         content, counts = self.named.content_of(name)
         self._contents.pop(name, None)
-        if self._named_in_own.get(name, content) != content:  # the name was forgotten, or has other content now
-            del self._named_in_own[name]
+        if self._in_own.get(name, content) != content:  # the name was forgotten, or has other content now
             self._own.invalidate(name)  # vLLM's cache of type shm keeps it
-            self._stale.add(name)
+            self._replaced.add(name)
         if content is None:
             return
         if counts is not None and content not in self._hits and not self._is_known(name):
             self._note(content, counts)
         if self.named.has_data(name) or content in self._hits or self._saver.get(content) is not None:
             self._contents[name] = content
-
-    def _note_named_in_own(self, name: str, content: str) -> None:
-        if len(self._named_in_own) >= self._max_named:
-            kept = {each: of for each, of in self._named_in_own.items() if self._own.is_cached_item(each)}
-            self._named_in_own, self._max_named = kept, max(MAX_NAMED, 2 * len(kept))
-            self._stale = {each for each in self._stale if self._own.is_cached_item(each)}
-        self._named_in_own[name] = content
 
     def _look(self, mm_hashes: list[str]) -> None:
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
@@ -297,33 +287,39 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             return elements_of(pixels.record)
 
         fields, updates = elements_of(counts.record["fields"]), updates_of(counts.record)
+        whole = LazyItem(fields, load), updates
         if self._lent is None or pixels is None:
-            return LazyItem(fields, load), updates
+            return whole
         sent = self._lent.lend(mm_hash, fields, pixels)
-        return (
-            (sent, updates)
-            if sent is not None
-            else self._own.get_and_update_item((LazyItem(fields, load), updates), mm_hash)
-        )
+        return self._to_own(mm_hash, whole, self._contents[mm_hash]) if sent is None else (sent, updates)
 
-    def _whole(self, mm_hash: str, made: _New) -> tuple[MultiModalKwargsItem | None, Updates]:
+    def _whole(self, mm_hash: str, made: _New, content: str) -> tuple[MultiModalKwargsItem | None, Updates]:
         """Return a shared item that was made here: as a whole, unless the engine has it in vLLM's cache."""
-        if self._lent is None or (mm_hash in self._stale and self._own.is_cached_item(mm_hash)):
+        return made if self._lent is None else self._to_own(mm_hash, made, content)
+
+    def _to_own(self, mm_hash: str, made: _New, content: str) -> tuple[MultiModalKwargsItem | None, Updates]:
+        """Return what vLLM's cache returns for an item, which it keeps unless it has the name with other content."""
+        if self._in_own.get(mm_hash, content) != content and self._own.is_cached_item(mm_hash):
             return made
-        self._stale.discard(mm_hash)
+        if mm_hash != content:
+            self._in_own[mm_hash] = content
+            if len(self._in_own) > MAX_NAMED:
+                oldest = next(iter(self._in_own))
+                del self._in_own[oldest]
+                self._own.invalidate(oldest)
         return self._own.get_and_update_item(made, mm_hash)  # type: ignore[no-any-return]
 
     def _note_lost(self, content: str, item: _Named) -> None:
         """Note an item that was not put; the saver calls this in its thread."""
-        self._lost.append(item)
+        self._lost.append((content, item))
 
     def _keep_lost(self) -> None:
         """Leave items that were not put to vLLM's cache; a sender cache has them already."""
         while self._lost:
-            mm_hash, mm_item = self._lost.popleft()
+            content, (mm_hash, mm_item) = self._lost.popleft()
             self.num_not_shared += 1
             if self._lent is None:
-                self._own.get_and_update_item(mm_item, mm_hash)
+                self._to_own(mm_hash, mm_item, content)
 
     def _drop_old_claims(self) -> None:
         for mm_hash, (claim, made_at) in list(self._claims.items()):
