@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mmcached.wire.config import _RANGES, GIB, MIB, ServiceConfig
+from mmcached.wire import config_checks
+from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS
@@ -18,7 +19,7 @@ from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import config_with
 
-RANGES = {**_RANGES, **{name: (limit.low, limit.high) for name, limit in LIMITS.items()}}
+RANGES = {**config_checks.RANGES, **{name: (limit.low, limit.high) for name, limit in LIMITS.items()}}
 IMPOSSIBLE: list[tuple[str, Any]] = [
     *((name, value) for name, (low, high) in RANGES.items() for value in (low - 1, high + 1)),
     ("mm_processor_cache_gb", float("nan")),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mmcached.wire.config_checks import check_device, check_encoder, check_model, check_traces_endpoint
+from mmcached.wire.config_checks import RANGES, check_device, check_encoder, check_model, check_traces_endpoint
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS, LimitsConfig, check_range
@@ -151,7 +151,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     _api_process_count: int = 1
 
     def __post_init__(self) -> None:
-        for field, (low, high) in _RANGES.items():
+        for field, (low, high) in RANGES.items():
             check_range(field, attrgetter(field)(self), low, high)
         for field, bounds in LIMITS.items():
             check_range(field, attrgetter(field)(self), bounds.low, bounds.high)
@@ -321,37 +321,3 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if isinstance(refused.__cause__, ConfigError):
                 raise refused.__cause__ from None
             raise
-
-
-_RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("mm_processor_cache_gb", "tensor_prefix_cache_gb", "store_gb"), (0.0, 4096.0)),
-    "max_restarts": (0, 1_000_000),
-    "slow_log_ms": (0.0, 86_400_000.0),
-    "mm_shm_inline_max_kb": (0, 1 << 20),
-    "ring_num_slots": (1, 1 << 20),
-    "mm_processor_workers": (0, 256),
-    "store_num_slots": (1, 1 << 20),
-    "store_nursery_share": (0.0, 0.75),
-    "store_l2_ttl_s": (1.0, 31_536_000.0),
-    "block_size": (1, 1024),
-    "num_kv_blocks": (2, 1 << 24),
-    "max_num_seqs": (1, 4096),
-    "max_num_batched_tokens": (1, 1 << 20),
-    "long_prefill_token_threshold": (0, 1 << 20),
-    "encoder_cache_size": (0, 1 << 30),
-    "max_num_encoder_input_tokens": (0, 1 << 30),
-    "world_size": (0, 16),
-    "data_parallel_size": (1, 4096),
-    "_api_process_count": (1, 4096),
-    "kv_watermark": (0.0, 0.5),
-    **{f"{phase}_timeout_s": (0.001, 86_400.0) for phase in ("request", "step", "start", "drain", "probe")},
-    "restart_backoff_s": (0.001, 86_400.0),
-    **{f"model.{size}": (1, 4096) for size in ("hidden_size", "num_layers", "num_heads", "patch_size")},
-    **{f"model.{size}": (1, 4096) for size in ("encoder_width", "encoder_layers", "max_patches_per_image")},
-    **{f"model.{size}": (1, 4096) for size in ("audio_frame", "audio_window")},
-    "model.chunk_tokens": (1, 1 << 16),
-    "kv_events.buffer_steps": (1, 1 << 20),
-    "kv_events.buffer_mb": (1, 1 << 16),
-    "kv_events.hwm": (1, 1 << 24),
-}
-"""Ranges of settings that are not limits on peers."""

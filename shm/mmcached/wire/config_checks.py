@@ -1,13 +1,47 @@
-"""Checks of devices, addresses, URLs, model and encoder; ranges are in `config` and `limits`."""
+"""Ranges of settings, and checks of devices, addresses, URLs, model and encoder; `limits` has the limits on peers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.limits import check_range
 from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from mmcached.wire.shown_url import shown_url
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("mm_processor_cache_gb", "tensor_prefix_cache_gb", "store_gb"), (0.0, 4096.0)),
+    "max_restarts": (0, 1_000_000),
+    "slow_log_ms": (0.0, 86_400_000.0),
+    "mm_shm_inline_max_kb": (0, 1 << 20),
+    "ring_num_slots": (1, 1 << 20),
+    "mm_processor_workers": (0, 256),
+    "store_num_slots": (1, 1 << 20),
+    "store_nursery_share": (0.0, 0.75),
+    "store_l2_ttl_s": (1.0, 31_536_000.0),
+    "block_size": (1, 1024),
+    "num_kv_blocks": (2, 1 << 24),
+    "max_num_seqs": (1, 4096),
+    "max_num_batched_tokens": (1, 1 << 20),
+    "long_prefill_token_threshold": (0, 1 << 20),
+    "encoder_cache_size": (0, 1 << 30),
+    "max_num_encoder_input_tokens": (0, 1 << 30),
+    "world_size": (0, 16),
+    "data_parallel_size": (1, 4096),
+    "_api_process_count": (1, 4096),
+    "kv_watermark": (0.0, 0.5),
+    **{f"{phase}_timeout_s": (0.001, 86_400.0) for phase in ("request", "step", "start", "drain", "probe")},
+    "restart_backoff_s": (0.001, 86_400.0),
+    **{f"model.{size}": (1, 4096) for size in ("hidden_size", "num_layers", "num_heads", "patch_size")},
+    **{f"model.{size}": (1, 4096) for size in ("encoder_width", "encoder_layers", "max_patches_per_image")},
+    **{f"model.{size}": (1, 4096) for size in ("audio_frame", "audio_window")},
+    "model.chunk_tokens": (1, 1 << 16),
+    "kv_events.buffer_steps": (1, 1 << 20),
+    "kv_events.buffer_mb": (1, 1 << 16),
+    "kv_events.hwm": (1, 1 << 24),
+}
+"""Ranges of settings that are not limits on peers."""
 
 
 def check_encoder(encoder: EncoderConfig, step_timeout_s: float, remote_encode_s: float, *, may_encode: bool) -> None:
