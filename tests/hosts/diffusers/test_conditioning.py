@@ -108,6 +108,19 @@ def test_foreign_code_is_bypassed(client: Client) -> None:
     assert (found.num_calls, found.num_bypassed) == (0, 2)
 
 
+def test_weights_that_are_offloaded_meanwhile_are_bypassed(client: Client) -> None:
+    """As by accelerate: a layer's weights are elsewhere until its call."""
+    pipeline = stable_diffusion()
+    with cached_conditioning(pipeline, client) as found:
+        wanted = picture(pipeline)
+        layer: Any = next(each for each in pipeline.text_encoder.modules() if isinstance(each, torch.nn.LayerNorm))
+        weight, bias = layer.weight, layer.bias
+        layer.forward = lambda states: torch.nn.functional.layer_norm(states, weight.shape, weight, bias, layer.eps)
+        layer.weight = torch.nn.Parameter(weight.to("meta"))
+        assert torch.equal(picture(pipeline), wanted)
+    assert (found.num_calls, found.num_bypassed) == (2, 2)
+
+
 def test_a_store_that_goes_changes_nothing(run_dir: Path) -> None:
     pipeline = flux()
     wanted, other = picture(pipeline), picture(pipeline, "a dog")

@@ -22,8 +22,7 @@ import torch
 from mmcached.client import Client
 from mmcached.integrations.diffusers.calls import SharedCalls
 from mmcached.integrations.diffusers.encoders import Encoder, find_encoder
-from mmcached.integrations.transformers.tower_names import TowerNames
-from mmcached.wire.errors import InvalidRequest
+from mmcached.integrations.transformers.tower_names import ReadTower, TowerNames
 from mmcached.worker.encoders.content import Content
 
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder", "vae")
@@ -63,26 +62,11 @@ class Conditioning(SharedCalls):
                 self.add(module)
 
     def add(self, module: Any) -> None:
-        """Replace the method of a module's encoder, if its class is known."""
-        encoder = find_encoder(module)
-        if encoder is None or encoder.family.method in encoder.module.__dict__:
-            self.say(f"{type(module).__name__}, or its method, is not known")
-            return
-        inner, method = encoder.module, encoder.family.method
-        names = TowerNames(inner, encoder.family, self._client.run_dir, drop=self._drop, warn=self.say)
+        """Replace the method of a module's encoder, if its class is known and its weights can be read."""
         try:
-            names.start()
-        except InvalidRequest as error:
-            self.say(str(error))
-            return
-        self._names.append(names)
-
-        @functools.wraps(getattr(inner, method))
-        def replaced(*values: Any, **named: Any) -> Any:
-            return self._of_call(encoder, names, values, named)
-
-        inner.__dict__[method] = replaced
-        self._undo.append(lambda: inner.__dict__.pop(method))
+            self._add(module)
+        except Exception as error:  # a weight raises what its device or quantiser raises: the program goes on
+            self.say(f"{type(module).__name__}: {error}")
 
     def close(self) -> None:
         """Restore the methods, and read all weights of encoders that have computed something.
@@ -96,11 +80,28 @@ class Conditioning(SharedCalls):
 
     # ---- how
 
+    def _add(self, module: Any) -> None:
+        encoder = find_encoder(module)
+        if encoder is None or encoder.family.method in encoder.module.__dict__:
+            self.say(f"{type(module).__name__}, or its method, is not known")
+            return
+        inner, method = encoder.module, encoder.family.method
+        names = TowerNames(inner, encoder.family, self._client.run_dir, drop=self._drop, warn=self.say)
+        names.start()
+        self._names.append(names)
+
+        @functools.wraps(getattr(inner, method))
+        def replaced(*values: Any, **named: Any) -> Any:
+            return self._of_call(encoder, names, values, named)
+
+        inner.__dict__[method] = replaced
+        self._undo.append(lambda: inner.__dict__.pop(method))
+
     def _of_call(self, encoder: Encoder, names: TowerNames, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         module = encoder.module
         compute = functools.partial(getattr(type(module), encoder.family.method), module, *values, **named)
         found = _asked(encoder, values, named)
-        named_by = None if found is None else names.named(found[1])
+        named_by = None if found is None else self._named_by(names, found[1])
         if found is None or named_by is None or (dtype := named_by[1].dtype) is None:
             self.bypass()
             return compute()
@@ -118,6 +119,13 @@ class Conditioning(SharedCalls):
             device=device,
             note_made=lambda key: names.note_made([key], tower.weights),
         )
+
+    def _named_by(self, names: TowerNames, device: torch.device) -> tuple[str, ReadTower] | None:
+        try:
+            return names.named(device)
+        except Exception as error:  # a weight that is loaded for its layer's call cannot be read before
+            self.say(str(error))
+            return None
 
     def _drop(self, keys: Any) -> None:
         for key in keys:

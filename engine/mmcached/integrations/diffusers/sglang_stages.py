@@ -37,7 +37,6 @@ from mmcached.integrations.diffusers.output_trees import NotDescribed, check_rec
 from mmcached.integrations.transformers.engine_code import EngineCode, packages_of
 from mmcached.integrations.transformers.function_code import text_of
 from mmcached.integrations.transformers.tower_code import is_run_unchanged
-from mmcached.shm.store.tensor_bytes import NotCarried
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.computing import autocast_row, device_row, library_row, precision_row, threads_row
 from mmcached.worker.encoders.content import Content, add_image
@@ -161,13 +160,8 @@ class StageConditioning(SharedCalls):
             for name, part in zip(("method", "args", "kwargs"), asked, strict=True):
                 _add(content, name, part)
             name = note_name(self._client.run_dir, named.rows())
-        except (
-            InvalidRequest,
-            NotCarried,
-            TypeError,
-            ValueError,
-        ) as error:  # no name describes them
-            self.say(str(error))
+        except Exception as error:  # no name describes them, or a weight cannot be read
+            self.say(f"{type(error).__name__}: {error}")
             return None
         return f"conditioning/{name}/{content.hexdigest()}"
 
