@@ -1,10 +1,10 @@
-"""Puts processed items into the store while the requests that they were made for go on.
+"""Puts processed items and decoded films into the store while the requests that they were made for go on.
 
     save ──> waits, found by `get` ──> pixels put ──> counts put, which ends the claim: other processes find the item
               └──no room, refused, too late or closed──> the claim ends; `on_lost`
 
-One thread puts all items of a process, in order, each some time after its request has gone on. Waiting items hold at
-most `MAX_UNSAVED_BYTES`; they are the objects of the host program, which must not write into them.
+One thread of each saver puts in order, each record some time after its request has gone on. What waits holds at most
+`MAX_UNSAVED_BYTES`; it consists of the objects of the host program, which must not write into them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmcached.shm.store.codec import Record
 from mmcached.wire.closeable import Closeable
 
 MAX_UNSAVED_BYTES = 512 << 20
-"""Maximum bytes of all items that wait to be put."""
+"""Maximum bytes of all items, or of all films, that wait to be put."""
 DELAY_S = 0.02
 """Seconds from `save` to the put, in which the request leaves this process: a copy beside that would slow it down."""
 _SMALL_BYTES = 1024
@@ -38,8 +38,44 @@ class _Unsaved(Generic[ItemT]):
     has_pixels: bool
 
 
-class ItemSaver(Closeable, Generic[ItemT]):
-    """The items of one processor that wait to be put; any thread may call any method.
+class RecordSaver(Closeable):
+    """Records that wait to be put; any thread may call any method."""
+
+    def __init__(self, client: Client) -> None:
+        self._records: dict[str, Record] = {}
+        self._saver = Saver(
+            client, max_bytes=MAX_UNSAVED_BYTES, delay_s=DELAY_S, timeout_s=PUT_S, on_end=self._note_end
+        )
+
+    def save_record(self, key: str, record: Record, nbytes: int = _SMALL_BYTES, claim: Claim | None = None) -> None:
+        """Queue a record to be put after those that wait, without waiting.
+
+        Args:
+            nbytes: Size of the record.
+            claim: Claim on the key; it ends with this save.
+        """
+        self._records[key] = record
+        epoch, cost_s = (None, 0.0) if claim is None else (claim.store_epoch, claim.cost_s())
+        self._saver.save(key, nbytes, lambda: record, store_epoch=epoch, cost_s=lambda: cost_s, claim=claim)
+
+    def record_of(self, key: str) -> Record | None:
+        """Return a record of `save_record` whose save has not ended."""
+        return self._records.get(key)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until no save is open; return whether that is so."""
+        return self._saver.drain(timeout_s)
+
+    def close(self) -> None:
+        """Drop waiting saves, and end the thread after a put in progress; the client stays open."""
+        self._saver.close()
+
+    def _note_end(self, key: str, outcome: str) -> None:
+        self._records.pop(key, None)
+
+
+class ItemSaver(RecordSaver, Generic[ItemT]):
+    """The items of one processor that wait to be put, and other records.
 
     Args:
         processor: Fingerprint of the processor.
@@ -56,14 +92,11 @@ class ItemSaver(Closeable, Generic[ItemT]):
         *,
         counts_only: bool = False,
     ) -> None:
+        super().__init__(client)
         self._processor = processor
         self._on_lost = on_lost
         self._counts_only = counts_only
         self._unsaved: dict[str, _Unsaved[ItemT]] = {}  # by key of the counts, or of the pixels
-        self._records: dict[str, Record] = {}
-        self._saver = Saver(
-            client, max_bytes=MAX_UNSAVED_BYTES, delay_s=DELAY_S, timeout_s=PUT_S, on_end=self._note_end
-        )
 
     def get(self, name: str) -> ItemT | None:
         """Return an item whose save has not ended."""
@@ -116,27 +149,10 @@ class ItemSaver(Closeable, Generic[ItemT]):
             claim.drop()
         self._note_end(of_counts, "dropped")
 
-    def save_record(self, key: str, record: Record) -> None:
-        """Queue a small record to be put after the items that wait."""
-        self._records[key] = record
-        self._saver.save(key, _SMALL_BYTES, lambda: record)
-
-    def record_of(self, key: str) -> Record | None:
-        """Return a record of `save_record` whose save has not ended."""
-        return self._records.get(key)
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until no save is open; return whether that is so."""
-        return self._saver.drain(timeout_s)
-
-    def close(self) -> None:
-        """Drop waiting saves, and end the thread after a put in progress; the client stays open."""
-        self._saver.close()
-
     def _note_end(self, key: str, outcome: str) -> None:
         unsaved = self._unsaved.get(key)
         if unsaved is None:
-            self._records.pop(key, None)
+            super()._note_end(key, outcome)
         elif key == keys_of(self._processor, unsaved.name)[1]:
             unsaved.has_pixels = outcome == "saved"
             del self._unsaved[key]

@@ -41,7 +41,7 @@ def register() -> None:
     from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
     from vllm.renderers import base
 
-    from mmcached.integrations.processed_inputs.vllm_films import share_films
+    from mmcached.integrations.processed_inputs.vllm_films import SharedFilms, share_films
     from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 
     sender = functools.partial(_sender, Path(run_dir))
@@ -53,7 +53,7 @@ def register() -> None:
     owners = [cache, sys.modules.get("vllm.v1.engine.core")] if hasattr(cache, name) else [MultiModalRegistry]
     _replace([each for each in owners if each is not None], name, functools.partial(_receiver, Path(run_dir)))
     note_named_items(BaseMultiModalProcessor)
-    share_films(VIDEO_LOADER_REGISTRY.name2class, functools.cache(functools.partial(_client, Path(run_dir))))
+    share_films(VIDEO_LOADER_REGISTRY.name2class, functools.cache(lambda: SharedFilms(_client(Path(run_dir)))))
 
 
 def _mark_hashed_names(module: Any) -> None:
