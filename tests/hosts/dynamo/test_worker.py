@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.integrations.vllm.keys import says_what_it_is
+from mmcached.integrations.vllm.keys import is_content_hash
 from tests.docs.pages import code, shell_lines
 from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.conftest import MakeCheckpoint
@@ -140,7 +140,7 @@ def test_a_name_for_the_router_is_no_content(engines: tuple[EngineProcess, Engin
     one, two, alone = engines
     (name,) = mark_forwarded_mm_hashes_for_routing(["0123456789abcdef" * 4])
     assert name is not None
-    assert not says_what_it_is(name)
+    assert not is_content_hash(name)
     assert len(one.do("ask", messages=[asked(3, name)])["encoded"]) == 1
     other = two.do("ask", messages=[asked(4, name)])
     assert len(other["encoded"]) == 1

@@ -13,7 +13,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import ProcessorInputs, processor
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.integrations.vllm.keys import Sharing, says_what_it_is
+from mmcached.integrations.vllm.keys import Sharing, is_content_hash
 from mmcached.integrations.vllm.named_hashes import mark_hashed_names
 from tests.hosts.prompts import image, text
 from tests.hosts.vllm.conftest import MakeCheckpoint
@@ -60,7 +60,7 @@ def test_a_name_with_arguments_has_one_hash_in_all_processes(new_processor: Call
     first, second = new_processor(), new_processor()
     found = hash_of(first, OF_CLIENT, ARGUMENTS)
     assert found == hash_of(second, OF_CLIENT, ARGUMENTS) != hash_of(second, OF_CLIENT, {"max_pixels": 25088})
-    assert not says_what_it_is(found)
+    assert not is_content_hash(found)
 
 
 def test_items_that_vllm_numbers_are_encoded_by_each_engine(

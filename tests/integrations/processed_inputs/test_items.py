@@ -56,7 +56,6 @@ def test_counts_are_had_without_pixels(client: Client) -> None:
     items.get_or_process(ITEM, process)
     client.drop(keys()[1])
     assert items.get_or_process_counts(ITEM, never) == process().counts
-    assert items.find_counts(ITEM) == process().counts
 
 
 def test_evicted_pixels_are_made_again(client: Client) -> None:
@@ -69,7 +68,7 @@ def test_evicted_pixels_are_made_again(client: Client) -> None:
 
 
 def test_what_is_not_there_is_none(client: Client) -> None:
-    assert ProcessedItems(client, PROCESSOR).find_counts(ITEM) is None
+    assert ProcessedItems(client, PROCESSOR).find(ITEM) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_what_is_not_there_is_none(client: Client) -> None:
 )
 def test_another_processor_shares_nothing(client: Client, other: dict[str, object]) -> None:
     ProcessedItems(client, PROCESSOR).get_or_process(ITEM, process)
-    assert ProcessedItems(client, other).find_counts(ITEM) is None
+    assert ProcessedItems(client, other).find(ITEM) is None
 
 
 def test_who_wants_counts_and_who_wants_all_make_it_once(client: Client, run_dir: Path) -> None:

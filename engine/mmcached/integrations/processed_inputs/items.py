@@ -63,7 +63,7 @@ def wait_for_one(client: Client, keys: Sequence[str], wait: Callable[[float], ob
 
 
 class ProcessingTimes:
-    """How long the last items took to process; a claim is a message, and a wait takes `POLL_S` or more."""
+    """Durations of the last items' processing; a claim costs a message, and a wait for another process `POLL_S`."""
 
     def __init__(self) -> None:
         self._last_s: deque[float] = deque(maxlen=NUM_QUICK)
@@ -107,10 +107,6 @@ class ProcessedItems:
         self._tensors: Library = tensors
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-
-    def find_counts(self, item: str) -> Record | None:
-        hit = self._client.get(keys_of(self._processor, item)[0], tensors=self._tensors)
-        return None if hit is None else hit.record
 
     def find(self, item: str) -> ProcessedItem | None:
         """Return an item if this host's store has its counts and pixels; ask no second level, and make nothing."""

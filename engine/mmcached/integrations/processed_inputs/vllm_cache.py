@@ -45,7 +45,7 @@ from mmcached.integrations.processed_inputs.vllm_items import (
 )
 from mmcached.integrations.processed_inputs.vllm_named import NamedItems
 from mmcached.integrations.processed_inputs.vllm_names import processor_parts
-from mmcached.integrations.vllm.keys import says_what_it_is
+from mmcached.integrations.vllm.keys import is_content_hash
 
 MAX_CLAIM_S = 10.0
 """The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
@@ -125,7 +125,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
     def is_cached(self, mm_hashes: list[str]) -> list[bool]:
         self._drop_old_claims()
         names = dict.fromkeys(mm_hashes)
-        self._contents |= {each: each for each in names if says_what_it_is(each) and each not in self.named}
+        self._contents |= {each: each for each in names if is_content_hash(each) and each not in self.named}
         if self._has_named:
             for name in names:
                 if name in self.named:

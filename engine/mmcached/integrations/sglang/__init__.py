@@ -3,7 +3,7 @@
     plugin            registers the configured parts in a process of SGLang; does nothing without configuration
     settings          reads the environment
     identity          the fingerprint of SGLang's embeddings, and their expected form
-    contact           logs to SGLang's log whether what is shared
+    contact           logs to SGLang's log whether the service answers
     buffers           copies records out of and into the host's memory, for encoder servers
     embedding_store   the same, as SGLang's store of embeddings
     engine_cache      SGLang's embedding cache of an engine, with `tensors` behind it

@@ -1,4 +1,4 @@
-"""Logs to SGLang's log, at its default level, whether embeddings or processed inputs are shared."""
+"""Logs to SGLang's log, at its default level, whether the service answers, so that items are shared."""
 
 from __future__ import annotations
 

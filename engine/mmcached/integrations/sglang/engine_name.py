@@ -22,7 +22,7 @@ _LOG = logging.getLogger("mmcached.sglang")
 
 
 class EngineName:
-    """The name, as one rank knows it.
+    """The name of an engine's embeddings, as one of its ranks knows it.
 
     Args:
         group: The process group of the engine's ranks; None for one rank.

@@ -1,6 +1,6 @@
 """Reads the adapter's settings from the environment: SGLang gives a plugin no arguments.
 
-MMCACHED_SGLANG        "embedding_store", "engine_cache", "processed_inputs", some with a comma; unset: nothing is done
+MMCACHED_SGLANG        parts, separated by commas: embedding_store, engine_cache, processed_inputs; unset: none
 MMCACHED_RUN_DIR       the service's run directory; unset: the default of `mmcached serve`
 MMCACHED_NAMESPACE     names the weights, instead of the content of the checkpoint
 MMCACHED_MAX_SAVE_MB   MiB of embeddings that may wait to be saved; 256

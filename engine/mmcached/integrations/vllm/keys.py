@@ -228,8 +228,8 @@ def checkpoint_path(vllm_config: Any) -> Path:
     return checkpoint_folder(model.model, model.revision, getattr(vllm_config.load_config, "download_dir", None))
 
 
-def says_what_it_is(name: str) -> bool:
-    """Return whether an item's name is a hash of its content, rather than given by a client or a counter."""
+def is_content_hash(name: str) -> bool:
+    """Return whether an item's name has the form of a hash of content; names of clients and counters have not."""
     return _HASH.fullmatch(name) is not None
 
 
@@ -259,7 +259,7 @@ class Sharing:
         name = feature.identifier
         if not self._is_possible or (feature.mm_hash or name) != name or feature.modality == "prompt_embeds":
             return False
-        if says_what_it_is(name):
+        if is_content_hash(name):
             return True
         return self._has_named and len(name) <= MAX_NAME and not _NUMBERED.fullmatch(name)
 

@@ -1,6 +1,6 @@
 """Defines the messages between the scheduler's half and the workers'.
 
-    StepPlan    with the scheduler's output, by the executor's own means, to every rank
+    StepOrders  with the scheduler's output, by the executor's own means, to every rank
     StepReport  with the runner's output; vLLM merges those of the ranks
 
 Imports nothing of vLLM: the connector registers both as vLLM's kinds.

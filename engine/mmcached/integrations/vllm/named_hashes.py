@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mmcached.integrations.vllm.keys import says_what_it_is
+from mmcached.integrations.vllm.keys import is_content_hash
 
 Hashes = Mapping[str, Sequence[str]]
 """By modality."""
@@ -59,6 +59,6 @@ def _marking(get_hashes: Callable[..., Hashes], inputs_of: Callable[..., Any]) -
 
 
 def _marked(mm_hash: str, name: str | None) -> str:
-    is_of_content = name is None or says_what_it_is(name)
+    is_of_content = name is None or is_content_hash(name)
     # Half of the hash leaves room for the name, whose end tells vLLM's numbers from names of clients.
     return mm_hash if is_of_content or mm_hash == name else f"{mm_hash[:32]}-{name}"

@@ -74,7 +74,7 @@ class WatchedTower:
             self._executor, self._call = weakref.ref(executor), call
 
     def set_rows(self, rows: Mapping[str, Any]) -> None:
-        """Take what `read_tower` would find, from one who knows."""
+        """Set what `read_tower` would return, in an engine whose workers cannot be called."""
         self._rows = dict(rows)
 
     def forget(self) -> None:
