@@ -16,6 +16,11 @@ PADDED = {"pixel_values": np.zeros((1, 16, 588), np.float32)}
 SIDE_14 = {"vision_config": {"patch_size": 14}}
 
 
+def packed(num_tiles: int, height: int, width: int) -> dict[str, Any]:
+    pixels = np.zeros((1, num_tiles, 3, 336, 336), np.float32)
+    return {"pixel_values": pixels, "image_sizes": np.array([[height, width]])}
+
+
 @pytest.mark.parametrize(
     ("name", "model", "tensors", "count"),
     [
@@ -29,6 +34,9 @@ SIDE_14 = {"vision_config": {"patch_size": 14}}
         ("Qwen2_5_VLForConditionalGeneration", {"vision_config": {"spatial_merge_size": 2}}, GRID, 6),
         ("Qwen3VLForConditionalGeneration", {}, GRID, 6),
         ("Gemma3ForConditionalGeneration", {"mm_tokens_per_image": 4}, SQUARE, 4),
+        ("LlavaNextForConditionalGeneration", {}, packed(5, 672, 672), 576 + 48 * 49),
+        ("LlavaNextForConditionalGeneration", {}, packed(5, 600, 700), 576 + 42 * 49),
+        ("LlavaNextForConditionalGeneration", {}, packed(3, 100, 400), 576 + 12 * 49),
         ("InternVLForConditionalGeneration", {}, {"pixel_values": np.zeros((3, 3, 448, 448), np.float32)}, 768),
         ("InternVLForConditionalGeneration", {"vision_config": {"image_size": [56, 28]}}, SQUARE, 2),
     ],
@@ -49,6 +57,7 @@ def test_count(name: str, model: dict[str, Any], tensors: dict[str, Any], count:
         ("Qwen3VLForConditionalGeneration", {}, {"size": {"longest_edge": 32 * 32 * 7 + 5}}, 7),
         ("Siglip2VisionModel", {}, {"max_num_patches": 64}, 64),
         ("Gemma3ForConditionalGeneration", {}, {}, 256),
+        ("LlavaNextForConditionalGeneration", {}, {}, 576 + 48 * 49),
         ("InternVLForConditionalGeneration", {}, {"max_patches": 4}, 5 * 256),
         ("InternVLForConditionalGeneration", {}, {"max_patches": 1, "crop_to_patches": False}, 256),
     ],
@@ -62,6 +71,8 @@ def test_what_is_no_picture_alone_is_refused() -> None:
     for name in ("CLIPModel", "CLIPVisionModel", "Gemma3ForConditionalGeneration"):
         with pytest.raises(InvalidRequest, match="3 images"):
             ARCHITECTURES[name]["image"].count({}, several)
+    with pytest.raises(InvalidRequest, match="image_grid_pinpoints"):
+        ARCHITECTURES["LlavaNextForConditionalGeneration"]["image"].count({}, packed(4, 672, 672))
     with pytest.raises(InvalidRequest, match="one image"):
         ARCHITECTURES["Qwen3VLForConditionalGeneration"]["image"].count(
             {}, {"image_grid_thw": np.ones((2, 3), np.int64)}

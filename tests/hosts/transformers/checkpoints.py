@@ -15,7 +15,7 @@ import torch
 import transformers
 from PIL import Image
 
-from tests.hosts.transformers.models import make
+from tests.hosts.transformers.models import PINPOINTS, make
 
 SIDE = {"height": 56, "width": 56}
 TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
@@ -37,6 +37,11 @@ PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "smolvlm": ("smolvlm", "SmolVLM", TILES),
     "idefics3": ("idefics3", "Idefics3", TILES),
     "internvl": ("got_ocr2", "GotOcr2", {"size": SIDE, "crop_to_patches": True, "max_patches": 4}),
+    "llava_next": (
+        "llava_next",
+        "LlavaNext",
+        {"size": {"shortest_edge": 56}, "crop_size": SIDE, "image_grid_pinpoints": PINPOINTS},
+    ),
     "gemma3_wide": ("gemma3", "Gemma3", {"size": {"height": 112, "width": 112}}),
 }
 """By family: module, class and settings of its image processor."""

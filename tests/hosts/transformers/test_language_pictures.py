@@ -34,7 +34,8 @@ from tests.hosts.transformers.test_language import DTYPES, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide", "smolvlm", "idefics3", "internvl")
+TILED = ("smolvlm", "idefics3", "internvl", "llava_next")
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide", *TILED)
 SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
 CHUNK = 32
 MODULE = "layers.1.mlp.up_proj"
@@ -96,7 +97,7 @@ class World:
         if asked.numbers:
             opened = [Image.open(BytesIO(self.files[number])).convert("RGB") for number in asked.numbers]
             found = processor(images=opened, return_tensors="pt")
-        taken = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
+        taken = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes")
         inputs = {name: each for name, each in found.items() if name in taken}
         if hasattr(model.model, "get_rope_index"):
             inputs["mm_token_type_ids"] = (token_ids == IMAGE).int()
@@ -164,7 +165,7 @@ def test_a_prompt_with_pictures_is_continued_as_by_transformers_with_the_same_bi
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_with_pictures_are_the_same_beside_others_and_after_starting_over(family: str, tmp_path: Path) -> None:
     world = World(tmp_path, family, torch.bfloat16)
-    crowd = LocalEngine(world.config(num_kv_blocks=26, max_model_len=384))
+    crowd = LocalEngine(world.config(num_kv_blocks=26, max_model_len=400))
     plain = LocalEngine(world.config(enable_prefix_caching=False))
     asked = asks(Random(family))
     requests = [crowd.add(each.prompt, 12, rows=ROWS, pictures=world.pictures(each.numbers)) for each in asked + asked]

@@ -22,9 +22,10 @@ from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder
 from mmcached.worker.encoders.tiled import TiledEncoder
 from tests.hosts.transformers.checkpoints import PICTURES, save
+from tests.hosts.transformers.outputs import row_by_row
 from tests.hosts.transformers.test_encoders import CPU, config_of, record_of
 from tests.hosts.transformers.test_language import DTYPES
-from tests.hosts.transformers.test_language_pictures import Asked, World
+from tests.hosts.transformers.test_language_pictures import TILED, Asked, World
 from tests.hosts.transformers.test_language_service import RESTART_S
 from tests.hosts.transformers.test_language_service import config_of as language_config_of
 from tests.hosts.transformers.test_tiles import screen
@@ -32,7 +33,6 @@ from tests.integration.processes import eventually, retryably, role_pids, stats_
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("smolvlm", "idefics3", "internvl")
 NUM_TILES = 5
 """Of a square screen: four, and the overview."""
 NUM_CHANGED = 2
@@ -60,6 +60,10 @@ def tiles_alone(folder: Path, file: bytes, dtype: torch.dtype = torch.float32) -
     inputs = processor(images=Image.open(BytesIO(file)).convert("RGB"), return_tensors="pt")
     config = transformers.AutoConfig.from_pretrained(folder)
     model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=dtype).eval()
+    if "image_sizes" in inputs:
+        with torch.no_grad(), row_by_row(model.model):
+            packed: torch.Tensor = model.get_image_features(**inputs, return_dict=True).pooler_output[0]
+        return packed
     if "pixel_attention_mask" in inputs:
         pixels, mask = (inputs[name].split(1, 1) for name in ("pixel_values", "pixel_attention_mask"))
         tiles = [{"pixel_values": one, "pixel_attention_mask": of} for one, of in zip(pixels, mask, strict=True)]
@@ -94,7 +98,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TILED)
 def test_tiles_have_the_bits_of_transformers_for_the_tile_alone(tmp_path: Path, family: str, dtype: str) -> None:
     folder = save(family, tmp_path, DTYPES[dtype])
     encoder = TiledEncoder(config_of(folder).encoder, CPU)
@@ -133,7 +137,7 @@ def test_a_tile_of_zeros(tmp_path: Path, family: str) -> None:
     assert torch.equal(outputs[len(alone) : 2 * len(alone)], alone)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TILED)
 def test_a_service_encodes_the_tiles_that_have_changed(run_dir: Path, tmp_path: Path, family: str) -> None:
     folder = save(family, tmp_path / "checkpoint")
     wanted = {file: tiles_alone(folder, file) for file in (BEFORE, AFTER, BLANK, ELSEWHERE)}
@@ -167,7 +171,7 @@ def test_a_service_encodes_the_tiles_that_have_changed(run_dir: Path, tmp_path: 
         assert found.different == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TILED)
 def test_answers_are_those_of_transformers(run_dir: Path, tmp_path: Path, family: str) -> None:
     world = World(tmp_path / "checkpoint", family, files=[PICTURES[0], PICTURES[1], BEFORE, AFTER])
     encoder = {"kind": "hf", "path": str(world.folder), "caches_tiles": True}

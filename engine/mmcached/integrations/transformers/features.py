@@ -31,12 +31,13 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import Device, device_of
 from mmcached.integrations.record_form import RecordForm
-from mmcached.integrations.transformers import splitting, tiles
+from mmcached.integrations.transformers import splitting
 from mmcached.integrations.transformers.forms import form_of
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
 from mmcached.integrations.transformers.tower_names import ReadTower, TowerNames
 from mmcached.wire.closeable import Closeable
+from mmcached.worker.encoders import packing
 from mmcached.worker.encoders.content import Content
 from mmcached.worker.encoders.families import FROM_CONFIG, Family, find_family
 from mmcached.worker.encoders.weights import Weights
@@ -187,13 +188,13 @@ class ImageFeatures(Closeable):
         forms = self._forms(pictures, named_by[1])
         if forms is None:
             return None
-        alone = tiles.of_one_tile(self._model, method)
+        alone = packing.of_one_tile(self._model, method)
 
         def encode(numbers: list[int]) -> torch.Tensor:
             chosen, forms_of = [pictures[number] for number in numbers], [forms[number] for number in numbers]
             return torch.stack(self._joined(alone, chosen, forms_of, named_by)["pooler_output"])
 
-        return {"pooler_output": tiles.pack(self._model, method, pixels, arguments, encode)}
+        return {"pooler_output": packing.pack(self._model, method, pixels, arguments, encode)}
 
     def _joined(
         self, original: Any, pictures: list[Picture], forms: list[RecordForm], named_by: tuple[str, ReadTower]

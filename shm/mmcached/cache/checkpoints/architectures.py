@@ -15,6 +15,7 @@ from mmcached.cache.checkpoints.counting import (
     Grid,
     Llava,
     One,
+    Packed,
     Padded,
     Patches,
     Tiles,
@@ -70,6 +71,7 @@ ARCHITECTURES: Mapping[str, Mapping[Modality, Counting]] = {
     "SmolVLMForConditionalGeneration": {"image": Tiles()},
     "Idefics3ForConditionalGeneration": {"image": Tiles()},
     "InternVLForConditionalGeneration": {"image": Crops()},
+    "LlavaNextForConditionalGeneration": {"image": Packed()},
 }
 """By the architecture name in a checkpoint's configuration."""
 _TILED: Mapping[Modality, Counting] = {"image": Tiles((*Tiles().inputs, TOKENS), has_text=True)}

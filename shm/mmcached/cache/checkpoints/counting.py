@@ -6,6 +6,7 @@ grid           each square of merged patches                 Qwen
 constant       a number in the configuration                 Gemma 3
 tiles          patches of each tile of a large image         SmolVLM, Idefics 3
 crops          the same, where tiles are a batch             InternVL
+packed         tiles as one area, without its margins        LLaVA-NeXT
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from mmcached.wire.errors import InvalidRequest
 Settings = Mapping[str, Any]
 PIXELS = "pixel_values"
 GRID = "image_grid_thw"
+SIZES = "image_sizes"
 PATCHES = (PIXELS, "pixel_attention_mask", "spatial_shapes")
 _MAX_PIXELS = 28 * 28 * 1280
 _IMAGE_SIZE = 224
+_PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 
 class Counting(Protocol):
@@ -205,6 +208,67 @@ class Crops:
         height, width = _two(vision.get("image_size", 448))
         rows, columns = _two(vision.get("patch_size", 14))
         return int((height // rows) * (width // columns) * float(model.get("downsample_ratio", 0.5)) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The whole image, reduced, as the first tile; then its other tiles, joined: lines of patches, each with an end.
+
+    Patches of the margins with which the image was filled up to whole tiles do not count.
+    """
+
+    inputs: tuple[str, ...] = (PIXELS, SIZES)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        _check_alone(tensors)
+        height, width = (int(side) for side in tensors[SIZES].reshape(-1).tolist())
+        lines, places = self._best(model, height, width)
+        side = self._side(model)
+        num_tiles, num_expected = int(tensors[PIXELS].shape[1]), 1 + lines * places
+        if num_tiles != num_expected:
+            limit = f"{num_expected} by image_grid_pinpoints of the model: its processor must have the same"
+            raise InvalidRequest(PIXELS, f"{num_tiles} tiles", limit)
+        lines, places = lines * side, places * side
+        # Rounded as Transformers does it, which is not symmetric.
+        if width / height > places / lines:
+            lines -= (lines - int(round(height * (places / width), 7))) // 2 * 2
+        else:
+            places -= (places - int(round(width * (lines / height), 7))) // 2 * 2
+        return self.per_tile(model) + lines * (places + 1)
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        side, tile = self._side(model), int(_vision(model).get("image_size", 336))
+        return self.per_tile(model) + max(
+            height // tile * side * (width // tile * side + 1) for height, width in self._pinpoints(model)
+        )
+
+    def tiles(self, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+        places = range(int(tensors[PIXELS].shape[1]))
+        return [{PIXELS: tensors[PIXELS][:, place : place + 1]} for place in places]
+
+    def per_tile(self, model: Settings) -> int:
+        return self._side(model) ** 2
+
+    def _best(self, model: Settings, height: int, width: int) -> tuple[int, int]:
+        """Return how many tiles an image of a size has in a column and in a row, as Transformers chooses."""
+
+        def used(size: tuple[int, int]) -> tuple[int, int]:
+            scale = min(size[1] / width, size[0] / height)
+            area = min(int(width * scale) * int(height * scale), width * height)
+            return area, area - size[0] * size[1]  # much of the image, then little else; the first of several
+
+        tile = int(_vision(model).get("image_size", 336))
+        rows, columns = max(self._pinpoints(model), key=used)
+        return rows // tile, columns // tile
+
+    @staticmethod
+    def _side(model: Settings) -> int:
+        vision = _vision(model)
+        return int(vision.get("image_size", 336)) // int(vision.get("patch_size", 14))
+
+    @staticmethod
+    def _pinpoints(model: Settings) -> list[tuple[int, int]]:
+        return [(height, width) for height, width in model.get("image_grid_pinpoints") or _PINPOINTS]
 
 
 def squares_of(grid: Any, name: str) -> int:

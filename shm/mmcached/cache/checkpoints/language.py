@@ -40,6 +40,7 @@ VISION_MODELS: Mapping[str, int] = {
     "SmolVLMForConditionalGeneration": 128_257,
     "Idefics3ForConditionalGeneration": 128_257,
     "InternVLForConditionalGeneration": 151_667,
+    "LlavaNextForConditionalGeneration": 32_000,
 }
 """Of the classes with a language model, those that are served; of those that take pictures, the placeholder's default.
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from mmcached.cache.checkpoints.counting import PIXELS, Tiled
+from mmcached.cache.checkpoints.counting import PIXELS, SIZES, Tiled
 from mmcached.cache.store_keys import EMBEDDINGS, TOKENS
 from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.worker.encoders import packing
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder
 from mmcached.worker.encoders.encoder import Outputs, tensor_of
 from mmcached.worker.encoders.tower import ask
@@ -40,7 +41,7 @@ class TiledEncoder(CheckpointEncoder):
 
     def encode_tile(self, tile: Mapping[str, torch.Tensor]) -> Outputs:
         try:
-            return ask(self._model, self._families["image"], self._loaded(tile, "image"))
+            return ask(self._tile_model, self._families["image"], self._loaded(tile, "image") | self._tile_arguments)
         except RuntimeError as error:
             if tile[PIXELS].any():
                 raise
@@ -48,10 +49,30 @@ class TiledEncoder(CheckpointEncoder):
 
     def join(self, record: Mapping[str, Any], tiles: Sequence[Outputs]) -> Outputs:
         on_device = self._transfers.load([tile[EMBEDDINGS] for tile in tiles])
+        if self._families["image"].packing:
+            return {EMBEDDINGS: self._packed(record, on_device)}
         embeddings = torch.cat(on_device)
         if TOKENS not in self._counting.inputs:
             return {EMBEDDINGS: embeddings}
         return self._with_text(embeddings, *self._transfers.load([tensor_of(record, TOKENS)]))
+
+    @torch.inference_mode()
+    def _packed(self, record: Mapping[str, Any], tiles: Sequence[torch.Tensor]) -> torch.Tensor:
+        def encode(numbers: list[int]) -> torch.Tensor:
+            return torch.stack([tiles[number] for number in numbers])
+
+        method = getattr(type(self._model), self._families["image"].method)
+        sizes = {SIZES: tensor_of(record, SIZES)}
+        (packed,) = packing.pack(self._model, method, tensor_of(record, PIXELS), sizes, encode)
+        return packed  # type: ignore[no-any-return]
+
+    @cached_property
+    def _tile_model(self) -> Any:
+        return packing.model_of_one_tile(self._model) if self._families["image"].packing else self._model
+
+    @cached_property
+    def _tile_arguments(self) -> dict[str, torch.Tensor]:
+        return {SIZES: packing.ONE_SIZE} if self._families["image"].packing else {}
 
     @cached_property
     def _counting(self) -> Tiled:

@@ -32,6 +32,7 @@ _FAMILIES: Mapping[str, Family] = {
     "Qwen2_5OmniThinkerModel": FAMILIES["Qwen2_5_VLModel"],
     "SmolVLMModel": _TILED,
     "Idefics3Model": _TILED,
+    "LlavaNextModel": replace(FAMILIES["LlavaNextModel"], others=frozenset({"language_model"})),
     "InternVLModel": replace(FAMILIES["InternVLModel"], parts={"pooler_output": "tiles"}),
     "Siglip2Model": Family({"pooler_output": "stacked"}, others=FAMILIES["SiglipModel"].others),
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-_ONE_SIZE = torch.ones(1, 2, dtype=torch.long)
+ONE_SIZE = torch.ones(1, 2, dtype=torch.long)
 """Size of an image that is one tile."""
 
 
@@ -51,14 +51,19 @@ def pack(
 
 def of_one_tile(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method for an image that is one tile, without the row that ends an image."""
-    config = copy.copy(model.config)
-    config.image_grid_pinpoints = [[0, 0]]  # the size that no tile but the first, the whole image, covers
-    bound = MethodType(method, _copy(model, config=config, image_newline=None))
+    bound = MethodType(method, model_of_one_tile(model))
 
     def encode(pixels: torch.Tensor, **arguments: Any) -> Any:
-        return bound(pixels, image_sizes=_ONE_SIZE, **arguments)
+        return bound(pixels, image_sizes=ONE_SIZE, **arguments)
 
     return encode
+
+
+def model_of_one_tile(model: Any) -> Any:
+    """Return a shallow copy of a model for images of `ONE_SIZE`, without the row that ends an image."""
+    config = copy.copy(model.config)
+    config.image_grid_pinpoints = [[0, 0]]  # the size that no tile but the first, the whole image, covers
+    return _copy(model, config=config, image_newline=None)
 
 
 def _copy(model: Any, **attributes: Any) -> Any:
