@@ -21,7 +21,7 @@ from mmcached.worker.encoders.computing import computing_rows
 
 Patch = pytest.MonkeyPatch
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
-    "model": [{"json_model_override_args": '{"vision_start_token_id": 1}'}],
+    "model": [{"json_model_override_args": '{"vision_start_token_id": 1}'}, {"trust_remote_code": True}],
     "processor": [
         {"mm_process_config": {"image": {"max_pixels": 4096}}},
         {"image_processor_backend": "pil"},

@@ -68,6 +68,8 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("processor", {"media_io_kwargs": {"video": {"num_frames": 3}}}),
     ("processor", {"video_pruning_rate": 0.5}),
     ("processor", {"revision": "v2"}),
+    ("processor", {"trust_remote_code": True}),
+    ("processor", {"mm_device_do_normalize": False}),
     ("processor", {"files": FILES | {"checkpoint": "other processors"}}),
     ("code", {"version": "0.0.1"}),
     ("dtype", {"dtype": "float32"}),

@@ -13,6 +13,7 @@ from typing import Any
 from mmcached.cache.output_names import PACKAGES, computing_variables
 from mmcached.client import Client
 from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
+from mmcached.integrations.vllm.keys import OF_PROCESSOR
 from mmcached.wire.extras import package_versions
 
 _NOT_OF_ITEMS = frozenset(
@@ -25,8 +26,6 @@ _NOT_OF_ITEMS = frozenset(
     }
 )
 """vLLM's multimodal settings of caches, transport and the encoder."""
-_OF_MODEL = ("architecture", "model_impl", "trust_remote_code", "tokenizer_mode", "config_format", "pooler_config")
-"""Settings of the model that select or configure its processor."""
 _SIZED_BY_CONTEXT = ("NemotronH_", "Dots3Note")
 """Beginnings of the names of architectures whose processors limit items to `max_model_len`."""
 
@@ -52,6 +51,8 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
         "config": str(model_config.hf_config.to_dict()),
         "dtype": str(model_config.dtype),
         "arguments": {name: str(value) for name, value in sorted(multimodal.items()) if name not in _NOT_OF_ITEMS},
-        "model": {name: str(getattr(model_config, name, None)) for name in _OF_MODEL},
+        "model": {
+            name: str(getattr(model_config, name, None)) for name in ("architecture", "model_impl", *OF_PROCESSOR)
+        },
         "context": model_config.max_model_len if model_config.architecture.startswith(_SIZED_BY_CONTEXT) else None,
     }

@@ -29,7 +29,7 @@ from mmcached.wire.errors import ConfigError
 from mmcached.worker.encoders.computing import computing_rows
 
 OF_WEIGHTS = ("revision", "load_format", "model_loader_extra_config")
-OF_MODEL = ("model_impl", "json_model_override_args")
+OF_MODEL = ("model_impl", "json_model_override_args", "trust_remote_code")
 OF_PROCESSOR = ("mm_process_config", "image_processor_backend", "disable_fast_image_processor")
 OF_ATTENTION = ("attention_backend", "prefill_attention_backend")
 OF_PRECISION = (

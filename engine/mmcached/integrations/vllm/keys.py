@@ -43,6 +43,8 @@ _NOT_OF_OUTPUTS = frozenset(
     }
 )
 """vLLM's multimodal settings that change no output, or only between an encoder server and its consumers."""
+OF_PROCESSOR = ("trust_remote_code", "tokenizer_mode", "config_format", "pooler_config")
+"""vLLM's settings of a model that select or configure its processor."""
 _OF_COMPILATION = (
     *("mode", "backend", "custom_ops", "compile_mm_encoder", "cudagraph_mm_encoder"),
     *("encoder_cudagraph_token_budgets", "encoder_cudagraph_max_vision_items_per_batch"),
@@ -173,7 +175,7 @@ def rows_of_engine(
         "processor": {
             "files": files["checkpoint"],
             "revision": _plain(model.revision),
-            "settings": _without(encoder, "attn", "tp_mode"),
+            "settings": {**_named(model, OF_PROCESSOR), **_without(encoder, "attn", "tp_mode")},
         },
         "code": {"vllm": vllm, "model_impl": _plain(getattr(model, "model_impl", None))},
         "dtype": str(model.dtype),
