@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,6 +94,20 @@ def role_pids(supervisor: int) -> dict[str, list[int]]:
             place = tuple(words[words.index(flag) + 1] for flag in ("--index", "--rank") if flag in words)
             found[role][place] = pid
     return {role: [pids[place] for place in sorted(pids)] for role, pids in found.items()}
+
+
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """Stop processes for the time of a block; those that have ended meanwhile are left out at its end."""
+    pids = list(pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def is_alive(pid: int) -> bool:

@@ -26,7 +26,7 @@ from tests.client.records import is_equal, numbers
 from tests.client.store.at_once import AtOnce
 from tests.house import REPOSITORY
 from tests.integration.lone_frontend import LoneFrontend
-from tests.integration.processes import eventually, small_config
+from tests.integration.processes import DEADLINE_S, eventually, small_config
 from tests.present import present
 
 LARGE = 1 << 20
@@ -141,7 +141,7 @@ def test_a_writer_that_is_killed_leaves_its_records_to_all(run_dir: Path) -> Non
     config = small_config(world_size=0, store_gb=1 / 16)
     with LoneFrontend(run_dir, config) as frontend, stopped_while_it_fills(run_dir) as child, Client(run_dir) as client:
         child.kill()
-        child.wait(30)
+        child.wait(DEADLINE_S)
         for number in range(3):
             hit = present(client.get(f"stopped {number}", tensors="numpy"))
             assert set(np.unique(hit["x"]).tolist()) == {7}

@@ -28,6 +28,7 @@ from tests.integration.processes import (
     segments_of,
     small_config,
     stats_of,
+    stopped,
 )
 from tests.integration.streams import Joined
 from tests.integration.test_lifecycle import kill_a_client
@@ -109,13 +110,14 @@ class CountersOf:
 
 
 async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[list[int]], seen: CountersOf) -> None:
-    """Keep asking; kill once requests are open; go on until every answer is right again."""
+    """Ask; kill once all requests are open, which no worker ends meanwhile; go on until every answer is right again."""
     seen.look("before the kill")
     async with AsyncClient(service.run_dir) as client, AsyncClient(service.run_dir) as watcher:
-        traffic = asyncio.create_task(ask_all(client))
-        while (await watcher.stats()).requests_open < len(QUESTIONS):
-            assert not traffic.done(), "the questions were answered before the kill"
-        os.kill(victim, signal.SIGKILL)
+        with stopped(role_pids(service.process.pid)["worker"]):
+            traffic = asyncio.create_task(ask_all(client))
+            while (await watcher.stats()).requests_open < len(QUESTIONS):
+                assert not traffic.done()
+            os.kill(victim, signal.SIGKILL)
         seen.look("while it is dead")
         assert_right_or_retryable(await asyncio.wait_for(traffic, DEADLINE_S), wanted)
         give_up = asyncio.get_running_loop().time() + DEADLINE_S

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -21,6 +22,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
 from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.stats import ServiceStats
+from mmcached.worker.steps.runner import ModelRunner
 from tests.engine.integrity import check_scheduler
 from tests.frontend.integrity import check_frontend
 from tests.integration.local_service import LocalService, scratch_service
@@ -273,6 +275,14 @@ def test_refusals_for_want_of_room_are_retryable_and_room_comes_back(
     if who == "engine":
         monkeypatch.setattr(Admission, "check_room", lambda admission, request: None)
     prompts = list(wanted)[:4]
+    may_compute, execute = threading.Event(), ModelRunner.execute
+    may_compute.set()
+
+    def execute_later(runner: ModelRunner, *step: Any) -> Any:
+        may_compute.wait(DEADLINE_S)
+        return execute(runner, *step)
+
+    monkeypatch.setattr(ModelRunner, "execute", execute_later)
 
     async def tokens(client: AsyncClient, prompt: str) -> list[int]:
         joined = Joined(keys=[])
@@ -292,11 +302,15 @@ def test_refusals_for_want_of_room_are_retryable_and_room_comes_back(
 
     async def crowd() -> MmcachedError:
         async with AsyncClient(run_dir) as client, AsyncClient(run_dir) as other:
+            may_compute.clear()  # until the one too many has been refused, none of the others ends
             streams = [asyncio.create_task(tokens(client, prompt)) for prompt in prompts]
-            while await num_in_engine(other) < len(prompts):
-                assert not any(stream.done() for stream in streams)
-            with pytest.raises(ServiceUnavailable) as caught:
-                await other.generate("one <image> too many", [photo(1)], 1)
+            try:
+                while await num_in_engine(other) < len(prompts):
+                    assert not any(stream.done() for stream in streams)
+                with pytest.raises(ServiceUnavailable) as caught:
+                    await other.generate("one <image> too many", [photo(1)], 1)
+            finally:
+                may_compute.set()
             streams.pop().cancel()
             while not await is_answered(other):
                 pass

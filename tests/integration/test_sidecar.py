@@ -198,10 +198,10 @@ def test_hits_need_no_p0_that_runs(frontend: LoneFrontend, run_dir: Path) -> Non
 
 
 def test_strict_clients_hear_of_a_killed_p0_and_their_hits_go_on(frontend: LoneFrontend, run_dir: Path) -> None:
-    with Client(run_dir, fail_open=False, connect_timeout_s=0.2) as client:
+    with Client(run_dir, fail_open=False) as client:
         client.put("k", {"x": 1})
         frontend.kill()
-        for verb in (client.drop, lambda key: client.put(key, {})):
+        for verb in (partial(client.drop, timeout_s=0.2), lambda key: client.put(key, {}, timeout_s=0.2)):
             hit = present(client.get("k"))
             assert hit.record == {"x": 1}
             assert client.contains_many(["k", "l"]) == [True, False]

@@ -75,7 +75,7 @@ def _start_a_second_service(service: ChildService) -> None:
     second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert second.returncode == 1
     assert "a service runs in" in second.stderr
-    assert _is_answered(service)
+    eventually(lambda: _is_answered(service), bool, "an answer")
     eventually(socket.exists, bool, "the socket")
 
 

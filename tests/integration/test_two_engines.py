@@ -15,7 +15,8 @@ import pytest
 from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation
-from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config, stats_of
+from mmcached.wire.engine_stats import EngineStats
+from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config, stats_of, stopped
 from tests.integration.test_restarts import Outcome, answers, ask_all, assert_right_or_retryable, tokens_of
 from tests.integration.test_watching import counters, get
 from tests.integration.workloads import photo
@@ -53,6 +54,10 @@ async def ask(service: ChildService) -> Sequence[Outcome]:
         return await asyncio.wait_for(ask_all(client), DEADLINE_S)
 
 
+def is_busy(engine: EngineStats) -> bool:
+    return engine.requests_running + engine.requests_waiting > 1
+
+
 def state_of(service: ChildService) -> tuple[bool, list[tuple[str, str, int]]]:
     status = json.loads(fetch(service.run_dir, "/status", DEADLINE_S))
     return status["ready"], [(role["name"], role["state"], role["restarts"]) for role in status["roles"]]
@@ -88,10 +93,11 @@ def test_an_engine_killed_in_mid_traffic_ends_its_own_requests_alone(
 
     async def kill() -> Sequence[Outcome]:
         async with AsyncClient(service.run_dir) as watcher:
-            traffic = asyncio.create_task(ask(service))
-            while not all(engine.requests_running > 1 for engine in (await watcher.stats()).engines):
-                assert not traffic.done(), "the questions were answered before the kill"
-            os.kill(before["engine"][1], signal.SIGKILL)
+            with stopped(before["worker"]):
+                traffic = asyncio.create_task(ask(service))
+                while not all(is_busy(engine) for engine in (await watcher.stats()).engines):
+                    assert not traffic.done()
+                os.kill(before["engine"][1], signal.SIGKILL)
             while len((await watcher.stats()).engines) == 2:
                 pass  # until its death is known, a request may still go there, and ends retryably
             assert len((await watcher.generate("ready? <image>", [photo(9)], 2)).tokens) == 2, "on the other"

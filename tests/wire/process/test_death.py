@@ -10,7 +10,7 @@ import sys
 
 from mmcached.wire.process.death import PARENT_PID_VARIABLE, environment_for_children
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 ARMED_CHILD = """
 import os, signal, sys
 from mmcached.wire.process.death import PARENT_PID_VARIABLE, arm_from_environment
