@@ -22,6 +22,7 @@ adapters_diffusers      text encoders and VAE encodes of a pipeline of diffusers
 adapters_sglang         what SGLang does for a picture, with shared processed inputs and without
 adapters_engines        a new picture, and a known one, in engines of SGLang, LMDeploy and TensorRT-LLM's mixin
 adapters_stages         the text stage of SGLang's diffusion servers, with and without the store
+service_tiles   screenshots, new and changed in one place, in a service that caches tiles, beside one that does not
 language        first tokens and tokens per second of checkpoints behind `generate`, beside Transformers' own batching
 ray             an image encoded by an actor on another node
 flood           a client's cheapest call beside a flood
