@@ -326,6 +326,16 @@ def test_of_two_ranks_one_saves_and_both_say_the_same(store: Store, tower: Tower
         assert len(tiles_of(store)) == 2
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_rank_that_encodes_for_all_saves_the_tiles_too(store: Store, tower: Tower, step: int) -> None:
+    with make_runner(0, 2, min_shared_encode_ms=0.0) as runner:
+        items, frames = Steps(runner, tower)._items([[1, 2]], "t", 5)
+        run(runner, plan(step, encode=items), frames)  # another rank's turn with step 1
+        runner.save_outputs()
+        drain(runner)
+        assert (tower.encoded, len(tiles_of(store))) == ([1, 2], 2)
+
+
 def test_the_time_of_a_picture_with_known_tiles_is_no_measure(store: Store, tower: Tower) -> None:
     """Else ranks would take pictures for ones that are encoded too fast to be shared."""
     with make_runner(0, 2, min_shared_encode_ms=0.0) as runner:

@@ -197,9 +197,9 @@ class ItemOutputs(Closeable):
             self._begun[item.key] = self.encoder.begin(record, item.num_embeds)
 
     def _encode(
-        self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame], *, is_own: bool
+        self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame], *, saves_tiles: bool
     ) -> Outputs:
-        """Encode one item into the encoder cache and return its outputs.
+        """Encode one item into the encoder cache and return its outputs; its new tiles are saved by one rank.
 
         Views of the item end with the call, or with their copy onto a device.
         """
@@ -208,7 +208,7 @@ class ItemOutputs(Closeable):
         if finish is None:
             record = self._read(item, payload, frames)
             if self._tiles is not None:
-                finish = partial(self._tiles.encode, record, item, saves=is_own)
+                finish = partial(self._tiles.encode, record, item, saves=saves_tiles)
             else:
                 finish = partial(self.encoder.encode, record, item.num_embeds)
         watch = Stopwatch(self._device)
@@ -236,7 +236,7 @@ class ItemOutputs(Closeable):
         if isinstance(payload, StoredOutput):
             self._load(item, payload)
             return
-        encode = partial(self._encode, item, payload, frames, is_own=is_own)
+        encode = partial(self._encode, item, payload, frames, saves_tiles=is_own)
         if self._outputs is None or not item.store_epoch:
             encode()
             return
@@ -245,7 +245,8 @@ class ItemOutputs(Closeable):
             if is_own:
                 self._unsaved.append(item)
             return
-        record = self._outputs.get_or_encode(item, encode)
+        for_all = partial(self._encode, item, payload, frames, saves_tiles=True)
+        record = self._outputs.get_or_encode(item, for_all)
         if item.key not in self.cache and not self._cache_record(item, record):
             encode()  # a client has put another record under its key
 
