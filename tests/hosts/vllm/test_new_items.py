@@ -13,8 +13,9 @@ from vllm.multimodal.cache.shm import ShmObjectStoreSenderCache
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client
+from mmcached.client import Claim, Client
 from mmcached.integrations.processed_inputs import item_saver
+from mmcached.integrations.processed_inputs.items import keys_of
 from mmcached.integrations.processed_inputs.vllm_cache import MmcachedProcessorCache
 from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 from tests.hosts.vllm.engine_ends import Engine
@@ -131,14 +132,14 @@ def test_a_server_with_several_api_processes_finds_what_waits(
         cache = MmcachedProcessorCache(config, client)
         assert cache.is_cached([mm_hash]) == [False]
         made, _ = cache.get_and_update_item((item(), []), mm_hash)
-        cache.begin_request()
+        cache.forget_request()
         assert cache.is_cached([mm_hash]) == [True]
         assert cache.get_and_update_item(None, mm_hash)[0] is made
         monkeypatch.setattr(item_saver, "MAX_UNSAVED_BYTES", 1)
         other = MmcachedProcessorCache(config, Client(service.run_dir))
         assert other.is_cached(["9" * 64]) == [False]
         made, _ = other.get_and_update_item((item(), []), "9" * 64)
-        other.begin_request()
+        other.forget_request()
         assert other.is_cached(["9" * 64]) == [True]
         assert other.get_and_update_item(None, "9" * 64)[0] is made
         assert other.num_not_shared == 1
@@ -156,6 +157,27 @@ def test_no_more_items_wait_than_may(
     for engine in (first, second):
         assert run(engine, 6) == wanted(model, 6)
     assert (first.sender.num_processed, second.sender.num_processed) == (1, 1)
+
+
+def test_a_request_that_fails_leaves_its_items_to_others(
+    model: Path, service: ChildService, new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = BaseMultiModalProcessor._cached_apply_hf_processor
+    monkeypatch.setattr(BaseMultiModalProcessor, "_cached_apply_hf_processor", process)
+    note_named_items(BaseMultiModalProcessor)
+    engine = new_engine()
+
+    def fail() -> None:
+        raise ValueError("a picture that is too narrow")
+
+    engine.server.before_run = fail
+    with pytest.raises(ValueError, match="Failed to apply"):
+        engine.send([picture(41)])
+    engine.server.before_run = lambda: None
+    (mm_hash,) = Server(model, None).render([picture(41)])["mm_hashes"]["image"]
+    with Client(service.run_dir) as client:
+        (claim,) = client.claim_many([keys_of(engine.sender._processor, mm_hash)[0]])
+        assert isinstance(claim, Claim), "no process makes it"
 
 
 @pytest.mark.parametrize("own", ["lru", "shm"])

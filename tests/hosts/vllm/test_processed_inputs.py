@@ -157,7 +157,7 @@ def test_without_a_service_items_stay_in_the_process(model: Path, tmp_path: Path
         assert cache.is_cached([HASH]) == [False]
         for drains in (False, True):
             cache.get_and_update_item((item(), []), HASH)
-            cache.begin_request()
+            cache.forget_request()
             assert not drains or cache.drain(DEADLINE_S)
             assert cache.is_cached([HASH]) == [True]
             assert cache.get_and_update_item(None, HASH)[0] == item()

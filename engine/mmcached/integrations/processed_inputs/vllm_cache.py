@@ -178,8 +178,8 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             raise ValueError(f"an item of a request has the field {HANDLE}")
         self._own.validate_input_item(mm_item, mm_hash)
 
-    def begin_request(self) -> None:
-        """Forget the last request, if it failed or vLLM has not called `release_sender_touches` (before 0.32)."""
+    def forget_request(self) -> None:
+        """Give back the leases and drop the claims of a request that has ended, with or without an error."""
         self._hits.clear()
         self._made.clear()
         self._contents.clear()
@@ -192,7 +192,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             self._lent.end_old()
 
     def release_sender_touches(self) -> None:
-        self.begin_request()
+        self.forget_request()
         self._own.release_sender_touches()
 
     def clear_cache(self) -> None:
@@ -211,7 +211,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
 
     def close(self) -> None:
         """Drop items that wait to be put, and end a put in progress."""
-        self.begin_request()
+        self.forget_request()
         self._saver.close()
         if self._lent is not None:
             self._lent.end_all()

@@ -115,7 +115,7 @@ class NamedItems:
 
 
 def note_named_items(processor: type[Any]) -> None:
-    """Have vLLM's `BaseMultiModalProcessor` tell the shared cache of each request, and of its named items."""
+    """Have vLLM's `BaseMultiModalProcessor` tell the shared cache of a request's named items, and of its end."""
     process = processor._cached_apply_hf_processor
     if hasattr(process, "__wrapped__"):
         return
@@ -124,8 +124,9 @@ def note_named_items(processor: type[Any]) -> None:
     def processing(self: Any, inputs: Any, *values: Any, **options: Any) -> Any:
         cache = inputs.cache if hasattr(inputs, "cache") else self.cache  # the processor's own before vLLM 0.32
         named = getattr(cache, "named", None)
-        if named is not None:
-            cache.begin_request()
+        if named is None:
+            return process(self, inputs, *values, **options)
+        try:
             uuids = inputs.mm_uuid_items or {}
             if any(uuid is not None for of_modality in uuids.values() for uuid in of_modality or ()):
                 bare = replace(inputs, mm_uuid_items=None)
@@ -136,7 +137,9 @@ def note_named_items(processor: type[Any]) -> None:
                     lambda modality, index: inputs.mm_data_items[modality].get(index) is not None,
                     lambda: _hashes(self, bare),
                 )
-        return process(self, inputs, *values, **options)
+            return process(self, inputs, *values, **options)
+        finally:
+            cache.forget_request()  # also after an error, with which other processes would wait for its claims
 
     processor._cached_apply_hf_processor = processing
 
