@@ -157,7 +157,8 @@ def watch(service: ChildService) -> None:
     assert shown.returncode == 0, shown.stdout
     assert "no engine to reach" in shown.stdout
     assert mmcached(service, "ping").returncode == 0
-    assert page(service, "/readyz").startswith("ready: the frontend answered the probe")
+    expected = "ready: the frontend answered the probe"
+    eventually(lambda: page(service, "/readyz"), lambda answer: answer.startswith(expected), "readiness")
     for hits in (
         ("mmcached_cache_hits_total", (("cache", "store"), ("role", "frontend"))),
         ("mmcached_client_hits_total", (("client", "tester"), ("role", "frontend"))),

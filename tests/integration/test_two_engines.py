@@ -107,7 +107,7 @@ def test_an_engine_killed_in_mid_traffic_ends_its_own_requests_alone(
     assert_right_or_retryable(outcomes, wanted)
     done = sum(isinstance(outcome, Generation) for outcome in outcomes)
     assert 0 < done < len(wanted), "those of one engine have ended, those of the other have not"
-    assert get(service, "/readyz")[0] == 200, "it works with one"
+    eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness with one")
     eventually(lambda: len(finished(service)), lambda number: number == 2, "the engine is back")
     after = role_pids(service.process.pid)
     for role in ("engine", "worker"):

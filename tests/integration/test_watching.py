@@ -54,10 +54,21 @@ def counters(page: str) -> dict[Key, float]:
     }
 
 
+def page_of(service: ChildService, client_name: str) -> str:
+    """Return the metrics once they have those of a client, and of a hit that saves a tenant time."""
+    with Client(service.run_dir) as client:
+        assert client.put("worth a second", {"x": 1}, cost_s=1.0)
+        assert client.get("worth a second") is not None
+    wanted = f'client="{client_name}"', "mmcached_tenant_saved_seconds_total{"
+    return eventually(
+        lambda: get(service, "/metrics")[1], lambda text: all(each in text for each in wanted), "the figures"
+    )
+
+
 def test_dashboard_and_alerts_use_what_a_service_exports(lasting_service: ChildService) -> None:
     """All but what is said of a second engine and of a second level, which are not here."""
     absent = {("role", "=", "engine 1"), ("cache", "=", "second_level")}
-    page = eventually(lambda: get(lasting_service, "/metrics")[1], lambda text: 'client="worker"' in text, "a client")
+    page = page_of(lasting_service, "worker")
     missing = [use for use in unknown(page) if not absent.intersection(use.matchers)]
     assert [use for use in missing if not use.metric.startswith("mmcached_l2_")] == []
 
@@ -67,16 +78,14 @@ def test_the_page_about_metrics_names_what_a_service_exports(lasting_service: Ch
     named = uses([(REPOSITORY / "docs" / "metrics.md").read_text()])
     with Client(lasting_service.run_dir, name="vllm") as client:
         assert client.get("no record") is None
-        page = eventually(
-            lambda: get(lasting_service, "/metrics")[1], lambda text: 'client="vllm"' in text, "the client's figures"
-        )
+        page = page_of(lasting_service, "vllm")
     assert len(named) > 20
     assert unknown(page, named) == []
 
 
 def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_service: ChildService) -> None:
     service = lasting_service
-    assert get(service, "/readyz")[0] == 200
+    eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness")
     assert mmcached(service, "ping").returncode == 0
     engine = role_pids(service.process.pid)["engine"][0]
     os.kill(engine, signal.SIGSTOP)
