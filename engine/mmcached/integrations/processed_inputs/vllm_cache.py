@@ -47,8 +47,8 @@ from mmcached.integrations.processed_inputs.vllm_named import NamedItems
 from mmcached.integrations.processed_inputs.vllm_names import processor_parts
 from mmcached.integrations.vllm.keys import is_content_hash
 
-MAX_CLAIM_S = 10.0
-"""The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
+MAX_WAIT_S = 10.0
+"""The longest wait for other processes."""
 MAX_NAMED = 65_536
 """Names that vLLM's own cache may have; the oldest leave it."""
 _CALL_S = 1.0
@@ -114,7 +114,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._times = ProcessingTimes()
         self._made: dict[str, _New] = {}  # by content: items of this process that are not in the store yet
         self._hits: dict[str, tuple[Hit, Hit | None]] = {}  # by content, as are claims
-        self._claims: dict[str, tuple[Claim, float]] = {}
+        self._claims: dict[str, Claim] = {}
         self._reported = CacheInfo(0, 0)
 
     def is_cached_item(self, mm_hash: str) -> bool:
@@ -123,7 +123,6 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         return is_lent or self._is_known(mm_hash)
 
     def is_cached(self, mm_hashes: list[str]) -> list[bool]:
-        self._drop_old_claims()
         names = dict.fromkeys(mm_hashes)
         self._contents |= {each: each for each in names if is_content_hash(each) and each not in self.named}
         if self._has_named:
@@ -161,7 +160,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         if content is None or not self.named.is_content(mm_hash, content):
             self.num_not_shared += 1
             return self._to_own(mm_hash, mm_item, mm_hash if content is None else "")
-        claim, _ = self._claims.pop(content, (None, 0.0))
+        claim = self._claims.pop(content, None)
         self._saver.save(content, (mm_hash, mm_item), item_bytes(mm_item[0]), _to_processed, claim)
         self.named.bind(mm_hash)
         return self._whole(mm_hash, mm_item, content)
@@ -185,7 +184,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._contents.clear()
         self._replaced.clear()
         self.named.forget()
-        for claim, _ in self._claims.values():
+        for claim in self._claims.values():
             claim.drop()
         self._claims.clear()
         if self._lent is not None:
@@ -243,7 +242,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
 
     def _look(self, mm_hashes: list[str]) -> None:
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
-        give_up = self._clock() + MAX_CLAIM_S
+        give_up = self._clock() + MAX_WAIT_S
         missing = mm_hashes
         if missing and self._times.are_short:
             self._find(missing)
@@ -254,7 +253,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             asked = self._client.claim_many(list(by_key), view=True, timeout_s=_CALL_S) if by_key else []
             for mm_hash, each in zip(by_key.values(), asked, strict=True):
                 if isinstance(each, Claim):
-                    self._claims[mm_hash] = each, self._clock()
+                    self._claims[mm_hash] = each
                 elif isinstance(each, Hit):
                     self._note(mm_hash, each)
                 else:
@@ -320,12 +319,6 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
             self.num_not_shared += 1
             if self._lent is None:
                 self._to_own(mm_hash, mm_item, content)
-
-    def _drop_old_claims(self) -> None:
-        for mm_hash, (claim, made_at) in list(self._claims.items()):
-            if self._clock() - made_at > MAX_CLAIM_S:
-                claim.drop()
-                del self._claims[mm_hash]
 
 
 def _to_processed(item: _Named) -> ProcessedItem:
