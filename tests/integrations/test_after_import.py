@@ -60,6 +60,16 @@ def test_a_program_may_look_for_the_module_before(host: str) -> None:
     assert importlib.import_module(host).value == 2
 
 
+def test_a_module_that_is_loaded_a_second_time_is_changed_once(host: str) -> None:
+    changed: list[Any] = []
+    after_import(host, changed.append)
+    found = importlib.util.find_spec(host)
+    assert found is not None and found.loader is not None
+    module = importlib.import_module(host)
+    found.loader.exec_module(importlib.util.module_from_spec(found))
+    assert changed == [module]
+
+
 def test_a_module_that_failed_is_changed_by_the_next_import(host: str, tmp_path: Path) -> None:
     file = tmp_path / "some_host" / "engine.py"
     code = file.read_text()

@@ -50,8 +50,10 @@ class _Finder(MetaPathFinder):
         return spec
 
     def _loaded(self, module: ModuleType) -> None:
-        sys.meta_path.remove(self)  # not when it is found: programs also look whether a module exists
-        _apply(self._change, module)
+        # Not when it is found: programs also look whether a module exists, and may load what they have found later.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            _apply(self._change, module)
 
 
 class _Loader(Loader):
