@@ -64,7 +64,8 @@ def test_a_module_that_is_loaded_a_second_time_is_changed_once(host: str) -> Non
     changed: list[Any] = []
     after_import(host, changed.append)
     found = importlib.util.find_spec(host)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.import_module(host)
     found.loader.exec_module(importlib.util.module_from_spec(found))
     assert changed == [module]
