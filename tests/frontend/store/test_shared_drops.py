@@ -198,6 +198,7 @@ def test_too_many_drops_are_refused_and_drop_nothing(
     assert value_of(ann, ann.get("b")) == 2
     first = ordered(level)
     ask_to_drop(ann, "a")
+    assert value_of(ann, ann.get("b")) == 2  # so the second request to drop "a" has come
     end(level, first)
     assert not is_answered(bench, ann)
     end(level, ordered(level))

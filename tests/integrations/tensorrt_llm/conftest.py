@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from mmcached.integrations.tensorrt_llm import encoder_cache
 from mmcached.wire.process.death import environment_for_children
 from scripts.tested_with import note, version_of_files
 from tests.house import REPOSITORY
@@ -130,8 +131,11 @@ def imports(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def new_engine(imports: None, checkpoint: Path, store: LoneFrontend) -> Iterator[Callable[..., Engine]]:
+def new_engine(
+    imports: None, checkpoint: Path, store: LoneFrontend, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Engine]]:
     """`new_engine(**options)`: makes an engine in this process, with the store's run directory."""
+    monkeypatch.setattr(encoder_cache, "TIMEOUT_S", DEADLINE_S)  # a busy machine may take longer than usual to answer
     engines: list[Engine] = []
 
     def start(**options: Any) -> Engine:
