@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -75,15 +76,15 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
-def config(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def config(nodes: Nodes) -> Iterator[Path]:
     """Place everything, and yield the file that says what."""
-    folder = tmp_path_factory.mktemp("r")
-    file = folder / "placed.yaml"
-    file.write_text(FILE.format(address=nodes.address, folder=folder))
-    ray("up", file)
-    yield file
-    ray("down", file)
-    assert placed(file) == {}
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as folder:  # short: run directories get sockets
+        file = Path(folder) / "placed.yaml"
+        file.write_text(FILE.format(address=nodes.address, folder=folder))
+        ray("up", file)
+        yield file
+        ray("down", file)
+        assert placed(file) == {}
 
 
 @pytest.fixture(scope="module")
