@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -134,6 +135,19 @@ def test_a_stopped_engine_is_named(run_dir: Path, reader: StatsPageReader) -> No
                 assert (status.ready, [role.state for role in status.roles]) == (False, ["running", "stopped"])
         finally:
             engine.kill()
+
+
+def test_a_supervisor_without_a_descriptor_left_goes_on(run_dir: Path, reader: StatsPageReader) -> None:
+    view = FakeView(run_dir, given=[a_role(FRONTEND, os.getpid(), "running")])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with AdminServer(view, reader) as server:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            server.sample(reader.read())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        status = msgspec.json.decode(get(f"{server.url}/status")[1], type=ServiceStatus)
+    assert [role.state for role in status.roles] == ["running"]
 
 
 def test_a_wedged_data_path_wedges_nothing_else(

@@ -191,11 +191,16 @@ def view_of_page(run_dir: Path, config: ServiceConfig, snapshots: Snapshots) -> 
 
 
 def process_state(pid: int) -> str | None:
-    """Return a process's state letter in /proc (`R`, `S`, `T` stopped, `Z` dead, …), or None if there is no process."""
+    """Return a process's state letter in /proc (`R`, `S`, `T` stopped, `Z` dead, …).
+
+    None: there is no process. An empty text: this process has no descriptor left to read the state.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return None
+    except OSError:
+        return ""
 
 
 def date_of(wall_clock_s: float) -> str:
