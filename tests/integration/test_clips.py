@@ -115,7 +115,7 @@ def test_a_sound_is_what_the_model_says_of_each_window(client: Client) -> None:
 def test_a_known_clip_is_found_without_a_message(service: Path, client: Client) -> None:
     film, tune = video(20), sound(3.0)
     first = client.encode(videos=[film], audios=[tune])
-    is_stored(client, 2 + 2 + 2 + 2 + 2)  # outputs, names of slices, lists of slices
+    is_stored(client, 1 + 2 + 2 + 2 + 2 + 2)  # of the service's own first request; outputs, names and lists of slices
     before = client.stats()
     with Client(service) as another:
         for view in (False, True):
