@@ -1,5 +1,5 @@
-"""Measures the adapters of engines whose encoder can run alone: a picture that nobody has encoded, and one that another
-engine has, beside the same engine without the adapter. On the CPU, in one process.
+"""Measures the adapters of engines whose encoder can run alone: a new picture, and a picture that another engine has
+encoded, beside the same engine without the adapter. On the CPU, in one process.
 
 sglang        SGLang's own code around the tower of an engine, with a tower of 14 M parameters, 196 rows; in the
               environment of `make test-sglang`

@@ -1,4 +1,4 @@
-"""Measures a service that encodes screenshots tile by tile, beside one that encodes pictures whole: on the CPU.
+"""Measures a service that encodes screenshots tile by tile, beside a service that encodes pictures whole: on the CPU.
 
 encode   a screenshot of 5 tiles from the file to its embeddings: all of it new, or one place of a known one changed, of
          which a service that caches tiles encodes two tiles: the changed one, and the reduced whole

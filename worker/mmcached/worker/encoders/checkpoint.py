@@ -43,6 +43,7 @@ class CheckpointEncoder:
     """
 
     batching = "alone"
+    """Which inputs the tower takes together: the row `batching` of an output's name."""
 
     def __init__(
         self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0, is_for_prompts: bool = False
